@@ -146,19 +146,19 @@ class Demo:
             time.sleep(POLL_SECONDS)
             try:
                 layout = open_layout(Layout(self.store))
-                heartbeats = [heartbeat for heartbeat in _heartbeats(layout) if heartbeat["phase"] != "ended"]
-                pids |= {heartbeat["pid"] for heartbeat in heartbeats}
+                heartbeats = [heartbeat for heartbeat in _heartbeats(layout) if not heartbeat.has_ended]
+                pids |= {heartbeat.pid for heartbeat in heartbeats}
                 victim = (
-                    next((heartbeat for heartbeat in heartbeats if heartbeat["encoded"] > 0), None)
+                    next((heartbeat for heartbeat in heartbeats if heartbeat.encoded > 0), None)
                     if len(pids) == 2 and list_segments(layout)
                     else None
                 )
-                open_claims = _open_claims(layout, victim["worker"]) if victim else 0
+                open_claims = _open_claims(layout, victim.worker) if victim else 0
             except CacheStoreError:
                 continue
             if victim and open_claims:
-                os.kill(victim["pid"], signal.SIGKILL)
-                return victim["pid"], sorted(pids), len(load_snapshot(layout)), open_claims
+                os.kill(victim.pid, signal.SIGKILL)
+                return victim.pid, sorted(pids), len(load_snapshot(layout)), open_claims
         return None, sorted(pids), 0, 0
 
     def encode_again(self) -> None:
@@ -290,7 +290,7 @@ def _parse(text: str) -> dict[str, Any]:
         raise StepFailed(f"cachestore printed no JSON object but {text[:200]!r}") from error
 
 
-def _heartbeats(layout: Any) -> Sequence[Mapping[str, Any]]:
+def _heartbeats(layout: Any) -> Sequence[Any]:
     from cachestore.work.workers import read_heartbeats
 
     return read_heartbeats(layout)
@@ -306,7 +306,7 @@ def _open_claims(layout: Any, worker: str) -> int:
     heartbeat = read_heartbeat(layout, worker)
     if heartbeat is None:
         return 0
-    folder = PassFolder(layout.pass_folder(heartbeat["plan"], heartbeat["pass"]))
+    folder = PassFolder(layout.pass_folder(heartbeat.plan, heartbeat.pass_number))
     claims = Claims(layout, folder, "", Watch(layout))
     finished = list_ledgers(folder, 0)
     return sum(1 for slot, name in claims.newest(0).items() if slot not in finished and claims.holder(name) == worker)

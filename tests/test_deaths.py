@@ -120,7 +120,7 @@ class Closing:
 
     def claim(self, worker):
         folder = self.ref.folder(self.job.layout)
-        assert Claims(self.job.layout, folder, worker, Watch(self.job.layout)).take(0, (1, 0))
+        assert Claims(self.job.layout, folder, worker, Watch(self.job.layout)).take(0, 1, range(1))
 
 
 def test_waiting_for_who_reconciles_lasts_as_long_as_he_moves(root):

@@ -194,7 +194,7 @@ def test_another_plan_under_its_name_is_refused_and_put_aside(root):
 def test_a_ledger_of_another_plan_is_left_out_and_its_end_ends_nothing(root):
     one, two = run(root, "a"), run(root, "b", launch="another")
     folders = [PassFolder(Layout(root).pass_folder(ref.plan, 1)) for ref in (one, two)]
-    swap(*(folder.ledger(LedgerName(0, 0, 0)) for folder in folders))
+    swap(*(folder.ledger(LedgerName(0, 0, 0, 0)) for folder in folders))
     assert [list(read_ledgers(folder, 0)) for folder in folders] == [[], []]
     layout = Layout(root)
     swap(one.folder(layout).done, two.folder(layout).done)
@@ -242,7 +242,7 @@ def forge(path, kind, **body):
 @pytest.mark.parametrize("worker", ["../../etc/passwd", "", None, 7, "a" * 31, "A" * 32, ["a" * 32]])
 def test_a_claim_that_names_a_path_is_nobodys(layout, worker):
     folder = join_pass(layout, "0" * 32, "launch").folder(layout)
-    name = ClaimName(0, 0, 0, 0)
+    name = ClaimName(0, 0, 0, 0, 0)
     forge(folder.claim(name), "cachestore-claim", worker=worker)
     assert Claims(layout, folder, "b" * 32, Watch(layout)).holder(name) is None
 
@@ -250,12 +250,14 @@ def test_a_claim_that_names_a_path_is_nobodys(layout, worker):
 def test_a_heartbeat_without_what_others_look_at_is_none(layout):
     with Heartbeat(layout, "", 0, "launch", 0, 1) as heartbeat:
         body = json.loads(layout.worker(heartbeat.worker).read_bytes())["body"]
-        shown = ({"units": {"text": [1]}}, {"units": [1]}, {"failures": [1]}, {"failures": "a"}, {"doing": 7}, {"failures_seen": "1"})
+        shown = ({"units": {"text": [1]}}, {"units": [1]}, {"failures": [1]}, {"failures": "a"}, {"doing": 7}, {"failures_seen": True})
         for change in ({"plan": "../.."}, {"count": "1"}, {"pid": None}, {"updated": []}, *shown):
             forge(layout.worker(heartbeat.worker), "cachestore-worker", **{**body, **change})
             assert read_heartbeat(layout, heartbeat.worker) is None
         forge(layout.worker(heartbeat.worker), "cachestore-worker", **body)
-        assert read_heartbeat(layout, heartbeat.worker) == body
+        read = read_heartbeat(layout, heartbeat.worker)
+        assert read is not None
+        assert json.loads(json.dumps(read.as_json())) == body
 
 
 @pytest.mark.parametrize("change", [{"name": 7}, {"name": "x" * 300}, {"generation": None}, {"encoded": "1"}, {"failures": [1]}])

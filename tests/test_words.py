@@ -34,6 +34,7 @@ ALLOWED = (
     "report/numbers.py:share",  # a field of `report --json`
     "scripts/bench/encode.py:share_of_matmul",  # a field of its --json
     "work/progress.py:beat_age_seconds",  # a field of `status --json`
+    "work/workers.py:Beat",  # one record; `Heartbeat` is what writes it
     "loading/loader.py:ahead",  # the public parameter of make_loader
     *(f"{name}.py:view" for name in ("encode/compare", "files/opening", "files/publish", "files/table")),  # of memory, as numpy has it
     *(f"{name}.py:view" for name in ("loading/assemble", "loading/buffers", "storage/entry", "storage/fetch")),

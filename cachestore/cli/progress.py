@@ -122,13 +122,13 @@ class Progress:
                 self.say(line)
         if error is not None and self._status is not None and self._style != "none":
             with suppress(CacheStoreError, OSError):
-                status = self._observer.look(PassRef(self._status.plan, self._status.number))
+                status = self._observer.status(PassRef(self._status.plan, self._status.number))
                 again = sum(max(0, one.failures_seen - one.failed) for one in status.ranks if one.worker in self._failures)
                 self.say(f"{counts_in_words(status)}{f'; {again} more failed, and the next run tries them again' if again else ''}")
 
     def read(self, pids: Collection[int]) -> LaunchStatus:
         """Return what the processes with these pids do."""
-        return self._observer.look_at(pids)
+        return self._observer.status_of_processes(pids)
 
     def show(self, seen: LaunchStatus) -> None:
         """Show what was seen. Failures are counted and kept: each is printed once, by the result."""

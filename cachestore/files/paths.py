@@ -32,6 +32,8 @@ _FILE_CHARACTERS: Final = 24
 _NAMES: Final = 1 << 15
 """How many parsed names of claims and ledgers are cached: thousands are listed again and again."""
 _NAME_LIMIT: Final = 200
+PARTITION_LIMIT: Final = 4096
+"""The most partitions that the units of a recipe have. A name with a higher number is not from cachestore."""
 _LONGEST: Final = 120
 """So many characters the longest path below a store takes, but for those with a data set's name; the one of an attempt has 98."""
 
@@ -86,20 +88,32 @@ class IndexName(NamedTuple):
 
 
 class ClaimName(NamedTuple):
-    """The fields of a claim's name: the n-th claim of a partition in a round."""
+    """The fields of a claim's name: the n-th claim of a range of partitions in a round; `last` is in the range."""
 
     round: int
     recipe: int
-    partition: int
+    first: int
+    last: int
     n: int
+
+    @property
+    def partitions(self) -> range:
+        """The partitions of the range."""
+        return range(self.first, self.last + 1)
 
 
 class LedgerName(NamedTuple):
-    """The fields of a ledger's name."""
+    """The fields of a ledger's name: a range of partitions of a round."""
 
     round: int
     recipe: int
-    partition: int
+    first: int
+    last: int
+
+    @property
+    def partitions(self) -> range:
+        """The partitions of the range."""
+        return range(self.first, self.last + 1)
 
 
 class AttemptName(NamedTuple):
@@ -110,13 +124,23 @@ class AttemptName(NamedTuple):
     unit: int
 
 
+def _claim(*fields: int) -> ClaimName | None:
+    name = ClaimName(*fields)
+    return name if name.first <= name.last < PARTITION_LIMIT else None
+
+
+def _ledger(*fields: int) -> LedgerName | None:
+    name = LedgerName(*fields)
+    return name if name.first <= name.last < PARTITION_LIMIT else None
+
+
 class FileKind(Generic[Value]):
     """One kind of file in a store: its folder, and the template that makes and parses its names.
 
-    The template is relative to the store. `value` takes the fields of a name and returns its parsed form.
+    The template is relative to the store. `value` takes the fields of a name and returns its parsed form, or None for impossible ones.
     """
 
-    def __init__(self, template: str, value: Callable[..., Value]) -> None:
+    def __init__(self, template: str, value: "Callable[..., Value | None]") -> None:
         self.template = template
         self.folder, _slash, name = template.rpartition("/")
         self._form = _FIELD.sub("{}", name)
@@ -147,8 +171,8 @@ _LISTING: Final = FileKind("listings/{name}/{number}.json", int)
 _LISTED: Final = FileKind("listings/{name}/{number}.ended", int)
 _RECIPE: Final = FileKind("recipes/{fingerprint}.json", str)
 _ROUND: Final = FileKind("plans/{digest}/{number}/rounds/{number}.json", int)
-_CLAIM: Final = FileKind("plans/{digest}/{number}/claims/{round}.{recipe}.{partition}.{n}", ClaimName)
-_LEDGER: Final = FileKind("plans/{digest}/{number}/ledgers/{round}.{recipe}.{partition}.json", LedgerName)
+_CLAIM: Final = FileKind("plans/{digest}/{number}/claims/{round}.{recipe}.{first}-{last}.{n}", _claim)
+_LEDGER: Final = FileKind("plans/{digest}/{number}/ledgers/{round}.{recipe}.{first}-{last}.json", _ledger)
 _ATTEMPT: Final = FileKind("plans/{digest}/{number}/attempts/{worker}.{n}.{unit}", AttemptName)
 _WORKER: Final = FileKind("workers/{worker}.json", str)
 _WORKER_LOCK: Final = FileKind("workers/{worker}.lock", str)

@@ -256,6 +256,31 @@ def note(layout: Layout, final: Path, data: Buffer) -> bool:
         return _link(layout, temporary, final)
 
 
+def create(layout: Layout, final: Path, data: Buffer) -> bool:
+    """Create a claim under its final name, in one call on names. Returns True if this call made it. Raises WriteFailed.
+
+    Unlike all other files it may be seen before it is complete, and nothing is checked or synced: a claim only saves work.
+    """
+    bits = layout.mode.file_bits
+    try:
+        descriptor = os.open(final, _CREATE_FLAGS, bits)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        check_for_writing(layout)
+        _refuse(final, error)
+    try:
+        if hasattr(os, "fchmod") and stat.S_IMODE(os.fstat(descriptor).st_mode) != bits:
+            os.fchmod(descriptor, bits)
+        _write_all(descriptor, data)
+    except OSError as error:
+        _remove(final)
+        _refuse(final, error, size_bytes=memoryview(data).nbytes)
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
     """Replace a worker's heartbeat atomically and without syncing. No other file of a store is ever overwritten.
 

@@ -1,17 +1,22 @@
-"""Makes the catalog of a pass: the plan's key columns, and those that other encoders made earlier under the same name."""
+"""Makes and publishes the catalog of a pass: the plan's key columns, and those that other encoders made earlier under the same name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from cachestore.core.errors import Superseded
 from cachestore.core.inputs import CAPTIONS, NO_STAT, Stat, cells_each, companions, is_of_files, references_of, request_for
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, MASK
-from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, mask_rows, numbers
+from cachestore.core.words import plural
+from cachestore.jobs.columns import cells_of, images_in, inputs, key_column, lists_the_same, mask_rows, numbers
 from cachestore.jobs.presence import Presence
+from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.jobs.task import Job
-from cachestore.storage.catalog import Catalog, KeyColumn
+from cachestore.storage.catalog import Catalog, KeyColumn, last_generation
+from cachestore.storage.catalog_writer import draft_of, publish_draft
+from cachestore.storage.listing_numbers import listing_numbers
 from cachestore.work.outcomes import Outcomes
 from cachestore.work.plan import Plan
 
@@ -46,6 +51,53 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
         prompts=_prompts(plan, failed) if "text" in made or previous is None else previous.prompts,
         listing=max(job.listing, previous.listing if previous is not None else 0),
     )
+
+
+def publish_catalog(
+    presence: Presence, job: Job, outcomes: Outcomes, failed: Mapping[int, str], newest: Callable[[], Catalog | None]
+) -> tuple[Catalog, int, str]:
+    """Publish the catalog as the generation after the one that it was compared with; return catalog, generation and digest.
+
+    If another generation was published meanwhile, compare with that one, too: `newest` reads it. A catalog equal to the newest one is
+    published only if a source or model has moved since, so that the new path is recorded. Raises RecipeMismatch, Superseded.
+    """
+    while True:
+        # Before `newest`: if a generation is published from here on, the number that is tried below is taken.
+        last = last_generation(job.layout, job.plan.catalog)
+        previous = newest()
+        if previous is not None:
+            job.compare(previous)
+        draft = draft_of(make_catalog(presence, job, outcomes, failed, previous))
+        if previous is not None:
+            may_follow = _may_follow(job, previous)
+            has_moved = bool(gone_paths(previous.request, draft.catalog.request))
+            # While a run may still publish a listing between these two, an equal catalog is published all the same: that run must find
+            # a newer listing than its own.
+            is_awaited = any(previous.listing < number < job.listing for number in listing_numbers(job.layout, previous.name))
+            is_same = draft.is_same_as(previous) and not has_moved and not is_awaited
+            if is_same or (draft.digest == previous.digest and not may_follow):
+                return draft.catalog, previous.generation, previous.digest
+            if not may_follow:
+                raise Superseded(
+                    f"another run listed the source of the data set {previous.name!r} after this run did, and published it as"
+                    f" generation {previous.generation} ({plural(len(previous.ids), 'sample')}; this run lists"
+                    f" {len(job.plan.ids)}). This run replaced nothing; what it encoded is in the store. Run the same"
+                    " command again to list the source as it is now"
+                )
+        if publish_draft(job.layout, draft, after=last):
+            return draft.catalog, last + 1, draft.digest
+
+
+def _may_follow(job: Job, previous: Catalog) -> bool:
+    """Whether this listing may replace an earlier catalog: if it is newer, or if it is this pass's own.
+
+    An older listing may add an encoder to the same samples: then it replaces nothing of the newer one.
+    """
+    if job.listing > previous.listing:
+        return True
+    made = {column.encoder for column in job.plan.columns}
+    adds = made.isdisjoint(column.encoder for column in previous.columns)
+    return lists_the_same(job.plan, previous) and (adds or 0 < job.listing == previous.listing)
 
 
 def _prompts(plan: Plan, failed: Mapping[int, str]) -> list[tuple[str, str]]:

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from cachestore.core.errors import Incomplete
 from cachestore.core.words import plural
 from cachestore.files.paths import ClaimName
 from cachestore.jobs.task import Job, PartitionGroup
-from cachestore.work.choice import GROUP_UNITS, Takeover, choose, claims_to_take
+from cachestore.work.choice import GROUP_UNITS, Takeover, choose, parts_to_take, ranges_of
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import list_ledgers
-from cachestore.work.partition import order_for
 from cachestore.work.passes import Round
 
 STUCK_SECONDS: Final = 1800.0
@@ -25,12 +23,14 @@ WINDOWS: Final = 4
 class Claiming:
     """Claims partitions of a job's rounds, and bounds the time that a worker waits for others."""
 
-    def __init__(self, job: Job, claims: Claims, *, look_again: Callable[[], None], check_cancelled: Callable[[], None]) -> None:
-        """`look_again` is called after a partition was taken over, `check_cancelled` while other workers are faster."""
+    def __init__(self, job: Job, claims: Claims, *, renew: Callable[[], None], check_cancelled: Callable[[], None]) -> None:
+        """`renew` is called after a partition was taken over, `check_cancelled` while other workers are faster."""
         self._job = job
         self._claims = claims
-        self._look_again = look_again
+        self._renew = renew
         self._check_cancelled = check_cancelled
+        self._lost: dict[tuple[int, int], set[int]] = {}
+        """By round and recipe: partitions that others claimed though no listing shows it yet. On NFS that takes up to a minute."""
 
     def take(self, opened: Round, recipe: int, *, only: Sequence[int] | None = None, is_prefetch: bool = False) -> list[Slot]:
         """Claim and return a recipe's next partitions: free ones, else those of a dead worker, else one of the slowest living worker.
@@ -39,35 +39,44 @@ class Claiming:
         none but these, as many at once as make whole batches, since this worker needs them all now.
         """
         count, world = opened.partition_count(recipe), self._job.rank_info.world_size if only is None else 1
-        order = order_for(self._job.rank_info.rank, world, count, seed=int(self._claims.worker[:8], 16)) if only is None else only
         each = len(opened.units[recipe]) // max(1, count)
         units = max(GROUP_UNITS, WINDOWS * self._job.encoders[recipe].window)
-        lost: set[int] = set()  # claimed by others, though no listing shows it yet: on NFS that takes up to a minute
+        # What a trainer needs now is claimed partition by partition: ranks that need some of the same at once then share them.
+        ranges = ranges_of(count, each=each, world_size=world, units=units) if only is None else [range(p, p + 1) for p in only]
+        rank = self._job.rank_info.rank
+        start = 0 if only is not None else int(self._claims.worker[:8], 16) if rank is None else rank
+        lost = self._lost.setdefault((opened.number, recipe), set())
         while True:
             finished = {p for of, p in list_ledgers(self._claims.folder, opened.number) if of == recipe}
             newest = {p: claim for (of, p), claim in self._claims.newest(opened.number).items() if of == recipe}
-            choice = choose(order, finished=finished, claimed=lost.union(newest), each=each, world_size=world, units=units)
+            claimed = lost.union(newest)
+            choice = choose(ranges, finished=finished, claimed=claimed, start=start, each=each, world_size=world, units=units)
             if is_prefetch and not choice.is_plenty:
                 return []
             if not choice.free:
-                held = self._claims.look_at([newest[p] for p in choice.held if p in newest])
-                return self._take_over(opened, claims_to_take(held, each=each, world_size=world, units=units))
-            if taken := [(recipe, p) for p in choice.free if self._claims.take(opened.number, (recipe, p))]:
-                return taken
-            lost.update(choice.free)
+                lost.clear()
+                held = self._claims.judge({(recipe, p): newest[p] for p in choice.held if p in newest})
+                return self._take_over(opened, parts_to_take(held, each=each, world_size=world, units=units))
+            taken = [partitions for partitions in choice.free if self._claims.take(opened.number, recipe, partitions)]
+            if taken:
+                return [(recipe, p) for partitions in taken for p in partitions]
+            lost.update(p for partitions in choice.free for p in partitions)
             self._check_cancelled()
 
     def _take_over(self, opened: Round, takeover: Takeover) -> list[Slot]:
-        slots = (((claim.recipe, claim.partition), claim) for claim in takeover.claims)
-        taken = list(islice((slot for slot, claim in slots if self._claims.take(opened.number, slot, after=claim)), takeover.most))
+        taken: list[Slot] = []
+        for claim, partitions in takeover.parts:
+            if taken and len(taken) + len(partitions) > takeover.most:
+                break
+            if self._claims.take(opened.number, claim.recipe, partitions, after=claim):
+                taken += [(claim.recipe, p) for p in partitions]
         if taken:
-            self._look_again()
+            self._renew()
         return taken
 
     def group_of(self, opened: Round, slots: list[Slot]) -> PartitionGroup:
         """Return these partitions as one group, with the workers that died while they held one of them."""
-        dead = dict.fromkeys(worker for slot in slots for worker in self._claims.died_before(opened.number, slot))
-        return PartitionGroup(opened, slots, list(dead))
+        return PartitionGroup(opened, slots, self._claims.died_before(opened.number, slots[0][0], {p for _recipe, p in slots}))
 
     def how_they_died(self, dead: Sequence[str], alone: str) -> str:
         """Return why a unit is not tried again in this pass: the worker `alone` died when it encoded the unit alone."""
@@ -77,7 +86,7 @@ class Claiming:
         among = f"{watch.name_of(others[0])} with it among others, {watch.name_of(alone)} with it alone"
         return f"two workers died encoding it: {among}; the next run tries it again"
 
-    def look(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
+    def check_patience(self, waits: "Patience", state: object, claims: Mapping[Slot, ClaimName]) -> None:
         """Raise Incomplete if `state`, these claims (there may be none) and their holders' counts have not changed for too long."""
         watch, seen = self._claims.watch, (state, tuple(sorted(claims.values())))
         holders = [holder for claim in claims.values() if (holder := self._claims.holder(claim)) is not None]

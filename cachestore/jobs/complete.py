@@ -55,7 +55,7 @@ def _end(job: Job, ref: PassRef, heartbeat: Heartbeat) -> Done | None:
         slot, claims = (len(job.plan.recipes), 0), Claims(layout, folder, heartbeat.worker, Watch(layout))
         claim = claims.newest(opened.number).get(slot)
         is_free = claim is None or claims.life(claim) is not Life.LIVE
-        if not (is_free and claims.take(opened.number, slot, after=claim)):
+        if not (is_free and claims.take(opened.number, slot[0], range(1), after=claim)):
             return None
         heartbeat.show(doing="checking and writing the data set")  # still planning, so that other ranks wait for the end
         return reconciler.close_round(opened, snapshot)

@@ -393,11 +393,11 @@ def _seconds(layout: Layout, units: int, ignored: str, encoders: AbstractSet[str
     if units == 0:
         return 0.0
     rates: list[float] = []
-    for one in read_heartbeats(layout):
-        did = {name for name, (done, _unpublished) in one.get("units", {}).items() if done}
-        seconds = sum(one["stages"]["encode"]) if one.get("stages") else 0.0
-        if one["encoded"] and seconds and did <= encoders and one["launch"] != ignored:
-            rates.append(one["encoded"] / seconds)
+    for shown in read_heartbeats(layout):
+        did = {name for name, (done, _unpublished) in shown.units.items() if done}
+        seconds = sum(shown.stages.get("encode", ()))
+        if shown.encoded and seconds and did <= encoders and shown.launch != ignored:
+            rates.append(shown.encoded / seconds)
     return round(units / (sum(rates) / len(rates)), 1) if rates else None
 
 

@@ -44,9 +44,9 @@ class KnownEntries:
         """Forget all that was remembered, and take a new snapshot."""
         self._own.clear()
         self._recorded.clear()
-        self.look_again()
+        self.renew()
 
-    def look_again(self) -> None:
+    def renew(self) -> None:
         """Take a new snapshot, with what others have acknowledged. No thread may use the old one."""
         before = self.snapshot
         self.snapshot = load_snapshot(self._layout, earlier=before, for_planning=True)

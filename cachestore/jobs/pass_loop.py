@@ -159,7 +159,11 @@ def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
         if job.on_open:
             job.on_open()
         heartbeat.rise(phase="working", doing="looking for work")
-        done = _work(job, ref, reconciler, worker)
+        while (done := read_done(job.layout, ref)) is None:
+            opened = read_round(job.layout, ref, job.plan, _newest_round(job, ref))
+            worker.do_round(opened)
+            if (done := _close(job, ref, reconciler, worker, opened.number)) is not None:
+                break
     count_invocation(invocation)
     return Report.from_json(done.report, encoded_here=heartbeat.encoded)
 
@@ -186,15 +190,6 @@ class _Unread:
         raise OSError(reference)
 
 
-def _work(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker) -> Done:
-    while (done := read_done(job.layout, ref)) is None:
-        opened = read_round(job.layout, ref, job.plan, _newest_round(job, ref))
-        worker.do_round(opened)
-        if (done := _close(job, ref, reconciler, worker, opened.number)) is not None:
-            break
-    return done
-
-
 def _newest_round(job: Job, ref: PassRef) -> int:
     """Return the number of the newest round. Raises ReadFailed if the store is gone, Incomplete if only the pass is gone."""
     rounds = list_rounds(ref.folder(job.layout))
@@ -212,6 +207,10 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
     slot = (len(job.plan.recipes), 0)
     is_first = job.rank_info.rank in (0, None)
     waits = Patience()
+
+    def is_closed_or_claimed() -> bool:
+        return read_done(job.layout, ref) is not None or _newest_round(job, ref) > number or slot in worker.claims.newest(number)
+
     while True:
         if (done := read_done(job.layout, ref)) is not None:
             return done
@@ -219,16 +218,11 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
             return None
         claim = worker.claims.newest(number).get(slot)
         is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
-        if is_free and worker.claims.take(number, slot, after=claim):
+        if is_free and worker.claims.take(number, slot[0], range(1), after=claim):
             worker.heartbeat.rise(phase="reconciling", doing="checking and writing the data set")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
         if not is_first:  # rank 0 may still be printing its forecast, and has in memory what reconciling needs
             is_first = True
-            wait_for_rank_0(job.layout, worker.heartbeat, lambda: _is_closed(job, ref, worker, number))
+            wait_for_rank_0(job.layout, worker.heartbeat, is_closed_or_claimed)
         worker.wait(waits, None, {slot: claim} if claim else {})
-
-
-def _is_closed(job: Job, ref: PassRef, worker: Worker, number: int) -> bool:
-    is_over = read_done(job.layout, ref) is not None or _newest_round(job, ref) > number
-    return is_over or (len(job.plan.recipes), 0) in worker.claims.newest(number)

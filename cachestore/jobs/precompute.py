@@ -134,7 +134,7 @@ def precompute(
             with _unchanged(loaded):
                 report = precompute_here(request, on_progress=follow, cancel=cancel, loaded=loaded, in_memory=in_memory, number=number)
         else:
-            care = Care(observer.look_at, showing(tell), cancel=cancel)
+            care = Care(observer.status_of_processes, showing(tell), cancel=cancel)
             plans_here = not request.recheck and _is_model_here(request)  # else it is downloaded: the hub's client starts threads
             report = precompute_in_processes(request, rank_info, care, number, in_memory=in_memory, plans_here=plans_here)
     if tell and (ended := observer.newest(report.plan)) is not None:

@@ -12,21 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from cachestore.core.errors import FormatError, Superseded
+from cachestore.core.errors import FormatError
 from cachestore.core.keys import KEY_BYTES, Json, Key
-from cachestore.core.words import plural
 from cachestore.encode.pipeline import prefetch
 from cachestore.files.failpoints import failpoint
-from cachestore.jobs.catalog_maker import make_catalog
-from cachestore.jobs.columns import count_complete, lists_the_same, numbers
+from cachestore.jobs.catalog_maker import make_catalog, publish_catalog
+from cachestore.jobs.columns import count_complete, numbers
 from cachestore.jobs.pass_counts import count_made, count_masks, list_changed, list_failures, recheck_of
 from cachestore.jobs.presence import Presence, held_keys
-from cachestore.jobs.recorded_paths import gone_paths
 from cachestore.jobs.task import Job
-from cachestore.storage.catalog import FACTS, Catalog, last_generation, list_generations, read_catalog
-from cachestore.storage.catalog_writer import draft_of, publish_again, publish_draft
+from cachestore.storage.catalog import FACTS, Catalog, list_generations, read_catalog
+from cachestore.storage.catalog_writer import publish_again
 from cachestore.storage.commit import commit
-from cachestore.storage.listing_numbers import listing_numbers
 from cachestore.storage.snapshot import Snapshot, visible_segments
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.outcomes import FAILED, Mask, Outcomes
@@ -182,6 +179,7 @@ class Reconciler:
                 history.outcomes.forget(worked)
                 history.earlier = history.outcomes.known & (not began)
             history.tries += worked
+            succeeded = np.zeros(count, np.bool_)  # a unit may be in the ledgers of two workers
             for ledger in read_ledgers(folder, number):
                 self.rise()
                 if self.ignored_launch and ledger.launch == self.ignored_launch:
@@ -189,7 +187,9 @@ class Reconciler:
                 indices = [outcome.unit for outcome in ledger.outcomes]
                 if max(indices, default=0) >= max(count, 1):  # of another plan: its units count as missing
                     continue
-                history.outcomes.record(ledger.outcomes)
+                counted = [outcome for outcome in ledger.outcomes if outcome.result != "failed" or not succeeded[outcome.unit]]
+                succeeded[[outcome.unit for outcome in counted if outcome.result != "failed"]] = True
+                history.outcomes.record(counted)
                 history.earlier[indices] = not (began or ledger.launch == self.job.launch)
         return history
 
@@ -213,7 +213,7 @@ class Reconciler:
             generation, digest, usable, listing = committed.generation, "", None, 0
             before = self._presence.known_before(self._newest()) if self.job.is_recheck else None
             if self.job.plan.catalog:
-                catalog, generation, digest = self._publish(outcomes, failed)
+                catalog, generation, digest = publish_catalog(self._presence, self.job, outcomes, failed, self._newest)
                 usable, listing = count_complete(catalog), catalog.listing
             failpoint("reconcile.before_done")
             # gc marks segments for deletion before it reads what catalogs need. This code reads what is marked after its catalog is
@@ -223,62 +223,14 @@ class Reconciler:
             report = self._report(outcomes, failed, generation, digest, committed)
             if before is not None:
                 report["rechecked"] = self._rechecked(before, outcomes)
-        heartbeats = [
-            heartbeat for heartbeat in read_heartbeats(self.job.layout, plan=self.job.plan.name) if heartbeat["pass"] == self.ref.number
-        ]
-        began = min((heartbeat["started"] for heartbeat in heartbeats if heartbeat["launch"] == self.job.launch), default=0.0)
-        now = [heartbeat["encoded"] for heartbeat in heartbeats if heartbeat["updated"] >= began]
+        heartbeats = read_heartbeats(self.job.layout, plan=self.job.plan.name, number=self.ref.number)
+        began = min((shown.started for shown in heartbeats if shown.launch == self.job.launch), default=0.0)
+        now = [shown.encoded for shown in heartbeats if shown.updated >= began]
         earlier = max(0, int(report["encoded"]) - sum(now)) if len(now) < len(heartbeats) else 0
-        report |= {"stages": sum_stages(heartbeats), "usable": usable, "listing": listing, "encoded_earlier": earlier}
-        launches = [*(str(heartbeat["launch"]) for heartbeat in heartbeats), self.job.launch]
+        stages = sum_stages(shown.stages for shown in heartbeats)
+        report |= {"stages": stages, "usable": usable, "listing": listing, "encoded_earlier": earlier}
+        launches = [*(shown.launch for shown in heartbeats), self.job.launch]
         return publish_done(self.job.layout, self.ref, report, launches, self.job.request)
-
-    def _publish(self, outcomes: Outcomes, failed: Mapping[int, str]) -> tuple[Catalog, int, str]:
-        """Publish the catalog as the generation after the one that it was compared with; return catalog, generation and digest.
-
-        If another generation was published meanwhile, compare with that one, too. A catalog equal to the newest one is published only if
-        a source or model has moved since, so that the new path is recorded. Raises RecipeMismatch, Superseded.
-        """
-        while True:
-            # Looked up first: if a generation is published from here on, the number that is tried below is taken.
-            last = last_generation(self.job.layout, self.job.plan.catalog)
-            previous = self._newest()
-            if previous is not None:
-                self.job.compare(previous)
-            draft = draft_of(make_catalog(self._presence, self.job, outcomes, failed, previous))
-            if previous is not None:
-                may_follow = self._may_follow(previous)
-                has_moved = bool(gone_paths(previous.request, draft.catalog.request))
-                is_same = draft.is_same_as(previous) and not has_moved and not self._is_awaited(previous)
-                if is_same or (draft.digest == previous.digest and not may_follow):
-                    return draft.catalog, previous.generation, previous.digest
-                if not may_follow:
-                    raise Superseded(
-                        f"another run listed the source of the data set {previous.name!r} after this run did, and published it as"
-                        f" generation {previous.generation} ({plural(len(previous.ids), 'sample')}; this run lists"
-                        f" {len(self.job.plan.ids)}). This run replaced nothing; what it encoded is in the store. Run the same"
-                        " command again to list the source as it is now"
-                    )
-            if publish_draft(self.job.layout, draft, after=last):
-                return draft.catalog, last + 1, draft.digest
-
-    def _may_follow(self, previous: Catalog) -> bool:
-        """Whether this listing may replace an earlier catalog: if it is newer, or if it is this pass's own.
-
-        An older listing may add an encoder to the same samples: then it replaces nothing of the newer one.
-        """
-        if self.job.listing > previous.listing:
-            return True
-        made = {column.encoder for column in self.job.plan.columns}
-        adds = made.isdisjoint(column.encoder for column in previous.columns)
-        return lists_the_same(self.job.plan, previous) and (adds or 0 < self.job.listing == previous.listing)
-
-    def _is_awaited(self, previous: Catalog) -> bool:
-        """Whether a run may still publish a listing older than this one and newer than the newest catalog's.
-
-        If so, a catalog equal to the newest is published all the same, so that the other run finds a newer listing.
-        """
-        return any(previous.listing < number < self.job.listing for number in listing_numbers(self.job.layout, previous.name))
 
     def rebuild_catalog(self, generation: int, digest: str, listing: int) -> bool:
         """Publish again, from plan and ledgers, the generation with which this pass ended.

@@ -26,6 +26,7 @@ from cachestore.work.attempts import Attempts
 from cachestore.work.choice import poll_seconds
 from cachestore.work.claims import Claims, Slot
 from cachestore.work.ledgers import Ledger, Outcome, list_ledgers, publish_ledger
+from cachestore.work.partition import runs_of
 from cachestore.work.passes import PassRef, Round
 from cachestore.work.plan import Unit
 from cachestore.work.stages import Stages
@@ -57,7 +58,7 @@ class Worker:
         self._known = KnownEntries(job.layout, ref)
         self._stages = Stages(clock)
         self._encoding = Encoding(job, ref, heartbeat, self._known, self._stages, clock=clock)
-        self._claiming = Claiming(job, self.claims, look_again=self._known.look_again, check_cancelled=self._encoding.check_cancelled)
+        self._claiming = Claiming(job, self.claims, renew=self._known.renew, check_cancelled=self._encoding.check_cancelled)
         self._states = [EncoderState(n, encoder, Batches(encoder.batch_limit)) for n, encoder in enumerate(job.encoders)]
         self._sleep = sleep
 
@@ -88,7 +89,12 @@ class Worker:
         while True:
             worked = False
             for state in self._states:
-                worked |= self._do_recipe(opened, state)
+                while taken := self._claiming.take(opened, state.recipe, only=state.only):
+                    worked = True
+                    self._do_group(state, self._claiming.group_of(opened, taken))
+                if state.only is None:
+                    state.encoder.close()
+                    state.is_warm = False
             finished = list_ledgers(self.claims.folder, opened.number)
             missing = [(recipe, p) for recipe, wanted in enumerate(only or counts) for p in wanted if (recipe, p) not in finished]
             if not missing:
@@ -103,20 +109,10 @@ class Worker:
         Raises Incomplete if cancelled, or if `state`, the claims and their holders' counts have not changed for too long.
         """
         self.heartbeat.show(doing="waiting for other ranks")
-        self._claiming.look(waits, state, claims)
+        self._claiming.check_patience(waits, state, claims)
         self._encoding.check_cancelled()
         self._encoding.report_progress()
         self._sleep(poll_seconds(self.job.rank_info.world_size))
-
-    def _do_recipe(self, opened: Round, state: EncoderState) -> bool:
-        worked = False
-        while taken := self._claiming.take(opened, state.recipe, only=state.only):
-            worked = True
-            self._do_group(state, self._claiming.group_of(opened, taken))
-        if state.only is None:
-            state.encoder.close()
-            state.is_warm = False
-        return worked
 
     def _do_group(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do a group of partitions, and further ones while many are free."""
@@ -135,13 +131,13 @@ class Worker:
                 self._encoding.rescue()
                 raise
         self._known.close_stale()
-        self.heartbeat.stages = self._stages.as_json()
+        self.heartbeat.stages = self._stages.seconds()
         self.heartbeat.write()
 
     def _do_in_batches(self, state: EncoderState, group: PartitionGroup) -> None:
         encoder, threads = state.encoder, self.job.threads
         decoded = prefetch(
-            partial(self._decode_step, encoder),
+            lambda step: (step[0], None if step[1] is None else self._decode(encoder, step[1])),
             self._units(state, group),
             threads=threads,
             depth=max(2 * threads, encoder.window),
@@ -167,10 +163,6 @@ class Worker:
             if not taken:
                 return
             group = self._claiming.group_of(group.opened, taken)
-
-    def _decode_step(self, encoder: Encoder, step: _Step) -> tuple[PartitionGroup, DecodedUnit | Outcome | None]:
-        group, unit = step
-        return group, None if unit is None else self._decode(encoder, unit)
 
     def _do_one_by_one(self, state: EncoderState, group: PartitionGroup) -> None:
         """Do partitions with which workers died: each unit alone, named in a file first. Units that dead workers named are failed."""
@@ -199,9 +191,9 @@ class Worker:
     def _write_ledgers(self, state: EncoderState, group: PartitionGroup) -> None:
         """Write the ledgers of a group, whose entries are acknowledged."""
         failpoint("worker.before_ledger")
-        for slot in group.slots:
-            outcomes = tuple(group.outcomes[index] for index in group.opened.partition(state.recipe, slot[1]))
-            name = LedgerName(group.opened.number, *slot)
+        for run in runs_of(sorted(p for _recipe, p in group.slots)):
+            outcomes = tuple(group.outcomes[index] for p in run for index in group.opened.partition(state.recipe, p))
+            name = LedgerName(group.opened.number, state.recipe, run.start, run.stop - 1)
             publish_ledger(self.job.layout, self.claims.folder, Ledger(name, self.heartbeat.worker, self.job.launch, outcomes))
         found = group.repeated + sum(1 for outcome in group.outcomes.values() if outcome.result == "found")
         failed = sum(1 for outcome in group.outcomes.values() if outcome.result == "failed")

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from cachestore.core import system
 from cachestore.core.arguments import as_path, as_whole
@@ -295,7 +294,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     if not plans and not generations:
         raise no_data_set(layout, name, list_data_sets(layout))
     if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
-        raise BadInput(f"{_who(heartbeats[0])} is working on the data set {name!r}: stop it, or wait until it has ended")
+        raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
         mark_dropped(layout, name)
@@ -392,11 +391,7 @@ def _not_held_back(layout: Layout, lists: list[MarkedList], now: float) -> tuple
         heartbeats = at_work(layout, now=now, before=each.written) if each.segments & list_segments(layout) else []
         if heartbeats:
             wait = f"{plural(len(each.segments), 'segment')} marked for deletion wait"
-            remarks.append(f"{wait}: {_who(heartbeats[0])} began before they were marked, and still works")
+            remarks.append(f"{wait}: {heartbeats[0]} began before they were marked, and still works")
         else:
             free.append(each)
     return free, remarks
-
-
-def _who(heartbeat: Mapping[str, Any]) -> str:
-    return f"pid {heartbeat['pid']} on {heartbeat['host']}"

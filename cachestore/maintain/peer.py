@@ -17,7 +17,6 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout
 from cachestore.files.publish import note
 from cachestore.maintain.doctor import NOTE, OK, PROBLEM, Check
-from cachestore.work.progress import ENDED
 from cachestore.work.workers import Heartbeat, is_held, read_heartbeats
 
 PEER_SECONDS: Final = 30.0
@@ -119,19 +118,19 @@ def _read_others(layout: Layout, heartbeat: Heartbeat, made: Sequence[float], pe
     """Read the heartbeats and files of the others once, and confirm them in this side's heartbeat."""
     names = {*names_in(layout.temporary)}
     for shown in read_heartbeats(layout):
-        worker = shown["worker"]
-        if shown["launch"] != _LAUNCH or worker == heartbeat.worker:
+        worker = shown.worker
+        if shown.launch != _LAUNCH or worker == heartbeat.worker:
             continue
-        peer = peers.setdefault(worker, _Peer(f"pid {shown['pid']} on {shown['host']}", str(shown)))
-        if peer.met_at is None and str(shown) != peer.shown:
+        peer = peers.setdefault(worker, _Peer(str(shown), repr(shown)))
+        if peer.met_at is None and repr(shown) != peer.shown:
             peer.met_at = len(made)
         while _file(layout, worker, peer.seen).name in names:
             peer.seen += 1
-        answer: Mapping[str, Any] = shown.get("answers", {}).get(heartbeat.worker, {"seen": 0, "enough": False})
+        answer: Mapping[str, Any] = shown.detail.get("answers", {}).get(heartbeat.worker, {"seen": 0, "enough": False})
         first = max(peer.answered, len(made) if peer.met_at is None else peer.met_at)
         peer.delays += [time.monotonic() - at for at in made[first : answer["seen"]]]
         peer.answered, peer.has_enough = answer["seen"], answer["enough"]
-        if shown["phase"] != ENDED:
+        if not shown.has_ended:
             peer.is_held = is_held(layout, worker)
     heartbeat.detail = {"answers": {worker: {"seen": peer.seen, "enough": peer.is_known} for worker, peer in peers.items()}}
     heartbeat.write()

@@ -47,10 +47,9 @@ from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, 
 from cachestore.work.plan import read_outline
 from cachestore.work.retention import list_plans
 from cachestore.work.stages import STAGES, stage_fractions, sum_stages
-from cachestore.work.workers import lived, read_heartbeats
+from cachestore.work.workers import Beat, read_heartbeats
 
 _COUNTS: Final = ("reused", "encoded", "failed")
-_RANK_FIELDS: Final = ("rank", "host", "pid", "encoded", "reused", "failed", "phase")
 
 
 def write_report(
@@ -159,14 +158,14 @@ def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failu
     return tuple(one for one, _lists in found), failures, unused
 
 
-def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> tuple[Pass, _Lists]:
+def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> tuple[Pass, _Lists]:
     done = read_done(layout, ref)
-    own = [heartbeat for heartbeat in heartbeats if (heartbeat["plan"], heartbeat["pass"]) == (ref.plan, ref.number)]
+    own = [shown for shown in heartbeats if (shown.plan, shown.pass_number) == (ref.plan, ref.number)]
     report: Mapping[str, Any] = done.report if done is not None else {}
-    reused, encoded, failed = (int(report[name] if done else sum(heartbeat[name] for heartbeat in own)) for name in _COUNTS)
-    stages: Mapping[str, Any] = report.get("stages") or sum_stages(own)
+    reused, encoded, failed = (int(report[name] if done else sum(getattr(shown, name) for shown in own)) for name in _COUNTS)
+    stages: Mapping[str, Any] = report.get("stages") or sum_stages(shown.stages for shown in own)
     fractions = stage_fractions(stages) if stages else {}
-    in_order = sorted(own, key=lambda heartbeat: (heartbeat["rank"] is None, heartbeat["rank"], heartbeat["started"]))
+    in_order = sorted(own, key=lambda shown: (shown.rank is None, shown.rank, shown.started))
     one = Pass(
         started=_started(layout, ref, own),
         plan=ref.plan,
@@ -185,7 +184,8 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, A
         ),
         limiting=str(stages.get("limiting", "")),
         ranks=tuple(
-            RankNumbers(**{name: heartbeat[name] for name in _RANK_FIELDS}, seconds=round(lived(heartbeat), 3)) for heartbeat in in_order
+            RankNumbers(shown.rank, shown.host, shown.pid, shown.encoded, shown.reused, shown.failed, round(shown.lived, 3), shown.phase)
+            for shown in in_order
         ),
     )
     failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
@@ -193,10 +193,10 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, A
     return one, (tuple(failures), tuple(unused))
 
 
-def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Mapping[str, Any]]) -> float:
+def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> float:
     with suppress(FormatError, OSError, KeyError):
         return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
-    return min((float(heartbeat["started"]) for heartbeat in heartbeats), default=0.0)
+    return min((shown.started for shown in heartbeats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:

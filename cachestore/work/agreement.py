@@ -8,16 +8,16 @@ others wait for it for a limited time and then do it themselves: publishing twic
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
 from cachestore.core.samples import Sample
 from cachestore.core.words import first_of
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, parse_plan
 from cachestore.work.passes import PassRef, read_done
 from cachestore.work.plan import Plan, is_published, read_plan
-from cachestore.work.workers import PLANNING, Heartbeat, Life, Watch, read_heartbeats
+from cachestore.work.workers import PLANNING, Beat, Heartbeat, Life, Watch, read_heartbeats
 
 NAMED: Final = 5
 LOOK_SECONDS: Final = 0.1
@@ -39,22 +39,32 @@ class Intent:
 
     def as_json(self) -> dict[str, Json]:
         """The fields that a heartbeat contains."""
-        body = asdict(self)
-        return {"plan_meant": body.pop("plan"), **body}
+        return asdict(self)
+
+    @classmethod
+    def of(cls, shown: Beat) -> "Intent | None":
+        """Return what another invocation is about to work on, by its heartbeat; None if that does not say so."""
+        body = shown.detail
+        is_whole = all(isinstance(body.get(name), str) for name in ("asked", "content", "plan"))
+        if not is_whole or not isinstance(body.get("fingerprints"), dict) or parse_plan(body["plan"]) is None:
+            return None
+        fingerprints = cast("dict[str, Any]", body["fingerprints"])
+        return cls(body["asked"], {name: str(value) for name, value in fingerprints.items()}, body["content"], body["plan"])
 
 
-def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[Mapping[str, Any]]:
-    """Return the heartbeats of living workers that have the same arguments but another plan. `worker` is this invocation's own."""
+def who_differs(layout: Layout, mine: Intent, *, worker: str) -> list[tuple[Beat, Intent]]:
+    """Return the living workers that have the same arguments but another plan. `worker` is this invocation's own."""
     watch = Watch(layout)
+    others = [(shown, theirs) for shown in read_heartbeats(layout) if (theirs := Intent.of(shown)) is not None]
     return [
-        heartbeat
-        for heartbeat in read_heartbeats(layout)
-        if heartbeat["worker"] != worker
-        and heartbeat["phase"] != "ended"
-        and heartbeat.get("asked") == mine.asked
-        and heartbeat.get("plan_meant") not in (None, mine.plan)
-        and watch.look(heartbeat["worker"]) is Life.LIVE
-        and not (heartbeat["plan"] and read_done(layout, PassRef(heartbeat["plan"], heartbeat["pass"])))  # its pass has ended
+        (shown, theirs)
+        for shown, theirs in others
+        if shown.worker != worker
+        and not shown.has_ended
+        and theirs.asked == mine.asked
+        and theirs.plan != mine.plan
+        and watch.life_of(shown.worker) is Life.LIVE
+        and not (shown.plan and read_done(layout, PassRef(shown.plan, shown.pass_number)))  # its pass has ended
     ]
 
 
@@ -63,16 +73,15 @@ def is_same_launch(one: str, other: str) -> bool:
     return one.partition("#")[0] == other.partition("#")[0]
 
 
-def in_words(layout: Layout, mine: Intent, heartbeat: Mapping[str, Any]) -> str:
+def in_words(layout: Layout, mine: Intent, shown: Beat, theirs: Intent) -> str:
     """Describe how another invocation's plan differs: other fingerprints, or up to five samples."""
-    theirs: Mapping[str, str] = heartbeat["fingerprints"]
-    models = [f"{name}: {mine.fingerprints.get(name, 'none')[:12]} here, {theirs.get(name, 'none')[:12]} there" for name in theirs]
-    who = f"rank {heartbeat['rank']} (pid {heartbeat['pid']} on {heartbeat['host']})"
-    if theirs != mine.fingerprints:
+    who = f"rank {shown.rank} ({shown})"
+    if theirs.fingerprints != mine.fingerprints:
+        models = [f"{name}: {mine.fingerprints.get(name, 'none')[:12]} here, {its[:12]} there" for name, its in theirs.fingerprints.items()]
         return f"{who} has other models, by their fingerprints: {'; '.join(models[:NAMED])}"
-    here, there = _published(layout, mine.plan), _published(layout, heartbeat["plan_meant"])
+    here, there = _published(layout, mine.plan), _published(layout, theirs.plan)
     if here is None or there is None:
-        return f"{who} lists another source: content {heartbeat['content'][:12]} there, {mine.content[:12]} here"
+        return f"{who} lists another source: content {theirs.content[:12]} there, {mine.content[:12]} here"
     only_here, only_there = _named(_new(here, there)), _named(_new(there, here))
     differences = [f"only here: {only_here}"] * bool(only_here) + [f"only there: {only_there}"] * bool(only_there)
     differences = differences or [f"other captions or files for {_named(_changed(here, there)) or 'the same samples, in another order'}"]
@@ -81,9 +90,9 @@ def in_words(layout: Layout, mine: Intent, heartbeat: Mapping[str, Any]) -> str:
 
 def check_agreement(layout: Layout, mine: Intent, heartbeat: Heartbeat, say: Callable[[str], None], *, strict: bool) -> None:
     """Compare this plan with those of others. A difference raises BadInput within one launch or if `strict`; else it goes to `say`."""
-    for other in who_differs(layout, mine, worker=heartbeat.worker):
-        words = in_words(layout, mine, other)
-        if strict or is_same_launch(other["launch"], heartbeat.launch):
+    for other, theirs in who_differs(layout, mine, worker=heartbeat.worker):
+        words = in_words(layout, mine, other, theirs)
+        if strict or is_same_launch(other.launch, heartbeat.launch):
             raise BadInput(f"{words}. Give every rank the same source and model; this rank encoded nothing")
         say(f"another run works on the same data set: {words}. Both continue; the one that listed its source last publishes the data set")
 
@@ -104,11 +113,11 @@ def wait_for_rank_0(
     watch, since, count = Watch(layout), clock(), -1
     while not is_done():
         planning = [
-            one
-            for one in read_heartbeats(layout)
-            if one["rank"] == 0 and one["phase"] == PLANNING and _is_with(heartbeat, one) and watch.look(one["worker"]) is Life.LIVE
+            shown
+            for shown in read_heartbeats(layout)
+            if shown.rank == 0 and shown.phase == PLANNING and _is_with(heartbeat, shown) and watch.life_of(shown.worker) is Life.LIVE
         ]
-        risen = max((int(one["count"]) for one in planning), default=-1)
+        risen = max((shown.count for shown in planning), default=-1)
         if risen > count:
             since, count = clock(), risen
         if clock() - since >= (STILL_SECONDS if planning else unseen_seconds):
@@ -117,10 +126,10 @@ def wait_for_rank_0(
     return True
 
 
-def _is_with(heartbeat: Heartbeat, other: Mapping[str, Any]) -> bool:
+def _is_with(heartbeat: Heartbeat, other: Beat) -> bool:
     """Whether two invocations belong together: they have the same launch or, if started by hand, the same plan."""
-    is_same_plan = "plan_meant" in other and other["plan_meant"] == heartbeat.detail.get("plan_meant")
-    return is_same_plan or is_same_launch(other["launch"], heartbeat.launch)
+    is_same_plan = "plan" in other.detail and other.detail["plan"] == heartbeat.detail.get("plan")
+    return is_same_plan or is_same_launch(other.launch, heartbeat.launch)
 
 
 def counted(samples: Iterable[Sample], heartbeat: Heartbeat) -> Iterator[Sample]:

@@ -1,10 +1,19 @@
-"""Which partitions a worker claims next. Pure functions, for workers and for the simulation of many ranks."""
+"""Which partitions a worker claims next. Pure functions, for workers and for the simulation of many ranks.
+
+A claim covers a range of partitions. Ranges are whole powers of two at multiples of their size, so two of them are apart or one contains
+the other, whatever world sizes workers believe in. `ranges_of` says which of them are claimed: workers that agree on the world size try
+the same names, of which the file system gives each to one. Where workers do not agree, a listing shows what is taken, and a range that
+two claimed between two listings is encoded twice.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from typing import Final, NamedTuple
 
 from cachestore.files.paths import ClaimName
+from cachestore.work.partition import runs_of
 from cachestore.work.workers import Life
 
 GROUP_PARTITIONS: Final = 8
@@ -13,15 +22,15 @@ GROUP_UNITS: Final = 64
 
 POLL_SECONDS: Final = 0.2
 POLLS_PER_SECOND: Final = 256
-"""The limit over all idle workers: each poll lists two folders with thousands of names."""
+"""The limit over all idle workers: each poll lists two folders with up to thousands of names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The partitions that are left for a worker, in the order in which it looks at them."""
+    """The partitions that are left for a worker."""
 
-    free: Sequence[int]
-    """Partitions to claim now, together; empty if all are claimed."""
+    free: Sequence[range]
+    """Ranges to claim now, together; empty if all partitions are claimed."""
     held: Sequence[int]
     """Partitions that are claimed and not finished; filled only if `free` is empty."""
     is_plenty: bool = False
@@ -30,9 +39,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A claim on an unfinished partition, and how an idle worker judges its holder."""
+    """A claim with unfinished partitions, and how an idle worker judges its holder."""
 
     claim: ClaimName
+    partitions: Sequence[int]
+    """Those that are not finished and have no newer claim, in rising order."""
     holder: str | None
     life: Life
     still_seconds: float
@@ -42,20 +53,59 @@ class Held:
 class Takeover(NamedTuple):
     """What an idle worker may take over."""
 
-    claims: Sequence[ClaimName]
-    """In the order in which it tries them."""
+    parts: Sequence[tuple[ClaimName, range]]
+    """A claim and partitions of it, in the order in which the worker tries them."""
     most: int
-    """How many of them it takes at once."""
+    """How many partitions it takes at once, if the first part is not larger."""
+
+
+@lru_cache(64)
+def ranges_of(count: int, *, each: int, world_size: int, units: int = GROUP_UNITS) -> tuple[range, ...]:
+    """Return the ranges in which `count` partitions of `each` units are claimed: smaller towards the end, so that every worker has some."""
+    ranges: list[range] = []
+    first = 0
+    while first < count:
+        size = 1 << (group_size(each, count - first, world_size, units).bit_length() - 1)
+        ranges.append(range(first, first + size))
+        first += size
+    return tuple(ranges)
 
 
 def choose(
-    order: Sequence[int], *, finished: Collection[int], claimed: Collection[int], each: int, world_size: int, units: int = GROUP_UNITS
+    ranges: Sequence[range],
+    *,
+    finished: Collection[int],
+    claimed: Collection[int],
+    start: int,
+    each: int,
+    world_size: int,
+    units: int = GROUP_UNITS,
 ) -> Choice:
-    """Choose from `order` the partitions to claim next. Each has `each` or `each` + 1 units; a worker aims at `units` in all."""
-    left = [p for p in order if p not in finished]
-    free = [p for p in left if p not in claimed]
-    is_plenty = len(free) >= 2 * world_size * _group_limit(each, units)
-    return Choice(free[: group_size(each, len(free), world_size, units)], [] if free else left, is_plenty)
+    """Choose from `ranges` what to claim next; a worker aims at `units` in all. `start` is its rank, or a random number without one.
+
+    The largest free ranges come first, so that none is left for the end; each of `world_size` workers takes another of them, so that two
+    rarely try the same.
+    """
+    left = set(chain.from_iterable(ranges)).difference(finished)
+    unclaimed = left.difference(claimed)
+    free = [run for each_range in ranges for run in _runs_in(each_range, unclaimed)] if unclaimed else []
+    free.sort(key=len, reverse=True)
+    count = len(unclaimed)
+    size = group_size(each, count, world_size, units)
+    largest = sum(1 for run in free if len(run) == len(free[0]))
+    begin = start % max(1, min(world_size, largest))
+    chosen = free[begin : begin + 1]
+    for run in free[begin + 1 :]:
+        if sum(map(len, chosen)) + len(run) > size:
+            break
+        chosen.append(run)
+    held = [] if free else [p for p in chain.from_iterable(ranges) if p in left]
+    turn = start % max(1, len(held))
+    return Choice(chosen, held[turn:] + held[:turn], count >= 2 * world_size * _group_limit(each, units))
+
+
+def _runs_in(partitions: range, unclaimed: Collection[int]) -> list[range]:
+    return runs_of(p for p in partitions if p in unclaimed)
 
 
 def group_size(each: int, free: int, world_size: int, units: int = GROUP_UNITS) -> int:
@@ -67,15 +117,23 @@ def _group_limit(each: int, units: int) -> int:
     return max(GROUP_PARTITIONS, units // max(1, each))
 
 
-def claims_to_take(held: Collection[Held], *, each: int, world_size: int, units: int = GROUP_UNITS) -> Takeover:
-    """Return the claims that an idle worker may take over: as many of one dead or silent worker as of free partitions.
+def parts_to_take(held: Collection[Held], *, each: int, world_size: int, units: int = GROUP_UNITS) -> Takeover:
+    """Return what an idle worker may take over: as many partitions of one dead or silent worker as of free ones.
 
-    Without any, one of the slow worker whose count has stood still longest: at worst that makes duplicates.
+    Without any, the last partition of the slow worker whose count has stood still longest: at worst that makes duplicates.
     """
     if gone := [one for one in held if one.life is not Life.LIVE]:
-        return Takeover([one.claim for one in gone if one.holder == gone[0].holder], group_size(each, len(gone), world_size, units))
-    slow = sorted((one.still_seconds, one.claim) for one in held if one.is_slow)
-    return Takeover([claim for _still, claim in slow[-1:]], 1)
+        parts: list[tuple[ClaimName, range]] = []
+        for one in gone:
+            if one.holder == gone[0].holder:
+                # Cut by the claim, not by what is left of it: so all that take over from it try the same names.
+                first, count = one.claim.first, len(one.claim.partitions)
+                cut = ranges_of(count, each=each, world_size=world_size, units=units)
+                pieces = [range(first + piece.start, first + piece.stop) for piece in cut]
+                parts += [(one.claim, run) for piece in pieces for run in runs_of(p for p in one.partitions if p in piece)]
+        return Takeover(parts, group_size(each, sum(len(one.partitions) for one in gone), world_size, units))
+    slowest = max((one for one in held if one.is_slow), key=lambda one: (one.still_seconds, one.claim), default=None)
+    return Takeover([(slowest.claim, range(slowest.partitions[-1], slowest.partitions[-1] + 1))] if slowest else [], 1)
 
 
 def poll_seconds(world_size: int) -> float:

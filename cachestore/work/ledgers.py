@@ -1,6 +1,7 @@
-"""Ledgers: the outcome of each unit of a partition. Written when the partition is finished and its segments are acknowledged.
+"""Ledgers: the outcome of each unit of a range of partitions. Written when it is finished and its segments are acknowledged.
 
-A ledger says where to look; what is present, reconcile reads from the store. Rows are lists, to keep ten million of them small.
+A ledger says where to look; what is present, reconcile reads from the store. Rows are lists, to keep ten million of them small. Where two
+workers did the same partitions, their ledgers may cover different ranges: then a unit has two outcomes, and one that succeeded counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The outcomes of one partition."""
+    """The outcomes of the units of one range of partitions."""
 
     name: LedgerName
     worker: str
@@ -53,9 +54,9 @@ class Ledger:
 
 
 def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
-    """Publish a ledger. Return False if the partition has one already, which is as good.
+    """Publish a ledger. Return False if the same range has one already, which is as good.
 
-    It is not synced: an fsync for each of 4,096 partitions took longer than the work. If a power cut tears it, its checksum fails, and
+    It is not synced: an fsync for each took longer than the work. If a power cut tears it, its checksum fails, and
     its units come back in the next round, where they are found.
     """
     rows = [
@@ -68,8 +69,8 @@ def publish_ledger(layout: Layout, folder: PassFolder, ledger: Ledger) -> bool:
 
 def list_ledgers(folder: PassFolder, number: int) -> frozenset[tuple[int, int]]:
     """Return (recipe, partition) of the finished partitions of a round."""
-    found = (parse_ledger(name) for name in names_in(folder.ledgers))
-    return frozenset((name.recipe, name.partition) for name in found if name and name.round == number)
+    names = filter(None, map(parse_ledger, names_in(folder.ledgers)))
+    return frozenset((name.recipe, partition) for name in names if name.round == number for partition in name.partitions)
 
 
 def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
@@ -80,7 +81,7 @@ def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
         try:
             body = read_record(folder.ledger(name), FORMAT, VERSION)
             ledger = Ledger(name, str(body["worker"]), str(body["launch"]), tuple(_outcome(row) for row in body["rows"]))
-            is_at_home = body.get("of", _identity(folder, name)) == _identity(folder, name)
+            is_at_home = body["of"] == _identity(folder, name)
         except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
             continue
         if is_at_home:
@@ -88,7 +89,7 @@ def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
 
 
 def _identity(folder: PassFolder, name: LedgerName) -> list[Json]:
-    """The plan, pass and partition that a ledger names: unit indices mean other units in another plan."""
+    """The plan, pass and range that a ledger names: unit indices mean other units in another plan."""
     return [folder.root.parent.name, folder.root.name, *name]
 
 

@@ -1,8 +1,8 @@
 """Partitions: how a recipe's units are divided. This depends on their number alone, never on the world size."""
 
-from typing import Final
+from collections.abc import Iterable
 
-PARTITION_LIMIT: Final = 4096
+from cachestore.files.paths import PARTITION_LIMIT
 
 
 def partition_count(units: int) -> int:
@@ -16,11 +16,12 @@ def bounds(units: int, partition: int) -> tuple[int, int]:
     return units * partition // count, units * (partition + 1) // count
 
 
-def order_for(rank: int | None, world_size: int, count: int, *, seed: int) -> list[int]:
-    """Return partitions in a worker's order: its own first (p % world_size == rank); without a rank, all from `seed` % count on."""
-    if rank is None:
-        start = seed % count if count else 0
-        return [*range(start, count), *range(start)]
-    own = list(range(rank, count, world_size))
-    others = [p for p in (*range(rank, count), *range(min(rank, count))) if p % world_size != rank]
-    return own + others
+def runs_of(partitions: Iterable[int]) -> list[range]:
+    """Return these partitions as ranges without gaps. They come in rising order."""
+    runs: list[range] = []
+    for partition in partitions:
+        if runs and runs[-1].stop == partition:
+            runs[-1] = range(runs[-1].start, partition + 1)
+        else:
+            runs.append(range(partition, partition + 1))
+    return runs

@@ -170,7 +170,7 @@ def read_round_record(layout: Layout, ref: PassRef, number: int) -> Mapping[str,
     path = ref.folder(layout).round(number)
     body: Mapping[str, Any] = read_record(path, ROUND_FORMAT, VERSION)
     own = {"plan": ref.plan, "pass": ref.number, "round": number}
-    if any(body.get(name, value) != value for name, value in own.items()):  # rounds of the first stores lack these fields
+    if any(body.get(name) != value for name, value in own.items()):
         raise damaged(f"{path} is the round of another pass", path)
     return body
 
@@ -182,7 +182,7 @@ class Begun:
     started: float
     """Seconds since the epoch, by the clock of the worker that began it."""
     request: Mapping[str, Json]
-    """The hints of its request; empty if an older version began it, and for `fill`."""
+    """The hints of its request; empty for `fill`."""
 
 
 def read_begun(layout: Layout, ref: PassRef) -> Begun | None:

@@ -21,7 +21,7 @@ from cachestore.work.ledgers import list_ledgers
 from cachestore.work.partition import partition_count
 from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import Outline, read_outline
-from cachestore.work.workers import COUNTS, SILENT_SECONDS, Watch, age_of, boot_id, doing_of, host_name, lived, read_heartbeat
+from cachestore.work.workers import COUNTS, ENDED, SILENT_SECONDS, Beat, Watch, read_heartbeat
 
 STILL_SECONDS: Final = 30.0
 """A worker whose count has not risen for longer than this is reported as silent."""
@@ -29,9 +29,6 @@ STILL_SECONDS: Final = 30.0
 WORKING: Final = "working"
 WAITING: Final = "waiting"
 """The phase of a worker that has nothing to do until others finish: its count does not rise, but it is not silent."""
-ENDED: Final = "ended"
-
-_OF_HEARTBEATS: Final = ("rank", "host", "pid", "phase", "worker", "launch", "count", "slowest_batch", *COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +184,7 @@ def pass_status(layout: Layout, ref: PassRef, *, without: str = "") -> PassStatu
 
     Raises FormatError or FileNotFoundError if its plan or a round cannot be read.
     """
-    return Observer(layout, without=without).look(ref)
+    return Observer(layout, without=without).status(ref)
 
 
 @dataclass(slots=True)
@@ -197,16 +194,16 @@ class Observer:
     layout: Layout
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
-    """When it began, by the clock since boot. `look_at` ignores older workers: their pids were used again."""
+    """When it began, by the clock since boot. `status_of_processes` ignores older workers: their pids were used again."""
     without: str = ""
     """A launch whose workers are left out."""
     _outlines: dict[str, Outline] = field(default_factory=dict[str, Outline])
     _rounds: dict[tuple[PassRef, int], tuple[int, ...]] = field(default_factory=dict[tuple[PassRef, int], "tuple[int, ...]"])
-    _final: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    _final: dict[str, Beat] = field(default_factory=dict[str, Beat])
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict[str, "tuple[int, float]"])
     """Each worker's count, and since when it has this value, by `clock`."""
 
-    def look(self, ref: PassRef) -> PassStatus:
+    def status(self, ref: PassRef) -> PassStatus:
         """Return how far a pass is now. Raises FormatError or FileNotFoundError if its plan or a round cannot be read."""
         outline = self._outline(ref.plan)
         folder = ref.folder(self.layout)
@@ -218,8 +215,8 @@ class Observer:
         newest = reader.newest(number).items()
         claims = [claim for slot, claim in newest if slot[0] < len(sizes) and slot not in finished]
         done = None if self.without else read_done(self.layout, ref)
-        heartbeats = [heartbeat for heartbeat in self._heartbeats() if heartbeat["plan"] == ref.plan and heartbeat["pass"] == ref.number]
-        ranks = self._name_waiting([self._rank_status(heartbeat) for heartbeat in heartbeats], reader, claims)
+        heartbeats = [shown for shown in self._heartbeats() if (shown.plan, shown.pass_number) == (ref.plan, ref.number)]
+        ranks = self._name_waiting([self._rank_status(shown) for shown in heartbeats], reader, claims)
         first = self._sizes(ref, 0) if rounds else tuple(map(operator.sub, outline.units_at[1:], outline.units_at))
         counted = _counted(ranks, outline.unit_count - sum(first), outline.unit_count, number)
         return PassStatus(
@@ -243,31 +240,26 @@ class Observer:
     def newest(self, plan: str) -> PassStatus | None:
         """Return how far a plan's newest pass is; None if there is none or it cannot be read."""
         numbers = list_passes(self.layout, plan)
-        return self._look(PassRef(plan, numbers[-1])) if numbers else None
+        return self._status_or_none(PassRef(plan, numbers[-1])) if numbers else None
 
-    def _look(self, ref: PassRef) -> PassStatus | None:
+    def _status_or_none(self, ref: PassRef) -> PassStatus | None:
         try:
-            return self.look(ref)
+            return self.status(ref)
         except (FormatError, OSError):
             return None
 
-    def look_at(self, pids: Collection[int]) -> LaunchStatus:
+    def status_of_processes(self, pids: Collection[int]) -> LaunchStatus:
         """Return what these processes of this machine do, and how far the pass is that they work on."""
-        here = (host_name(), boot_id())
-        heartbeats = [
-            heartbeat for heartbeat in self._heartbeats() if (heartbeat["host"], heartbeat["boot"]) == here and heartbeat["pid"] in pids
-        ]
         # An older heartbeat belongs to an earlier process with the same pid; a second allows for rounding.
         longest = time.monotonic() - self.began + 1
-        ours = [heartbeat for heartbeat in heartbeats if age_of(heartbeat) + lived(heartbeat) <= longest]
-        joined = [heartbeat for heartbeat in ours if heartbeat["plan"]]
-        newest = min(joined, key=lambda heartbeat: age_of(heartbeat) + lived(heartbeat), default=None)
-        status = self._look(PassRef(newest["plan"], newest["pass"])) if newest is not None else None
+        ours = [shown for shown in self._heartbeats() if shown.is_of_this_boot and shown.pid in pids and shown.age + shown.lived <= longest]
+        newest = min((shown for shown in ours if shown.plan), key=lambda shown: shown.age + shown.lived, default=None)
+        status = self._status_or_none(PassRef(newest.plan, newest.pass_number)) if newest is not None else None
         ranks = status.ranks if status else ()
-        known = {one.worker for one in ranks}  # also those that have joined the pass since their heartbeat was read above
-        waiting = (heartbeat for heartbeat in ours if heartbeat["worker"] not in known and (status is None or not heartbeat["plan"]))
+        known = {rank.worker for rank in ranks}  # also those that have joined the pass since their heartbeat was read above
+        waiting = (shown for shown in ours if shown.worker not in known and (status is None or not shown.plan))
         before = tuple(map(self._rank_status, waiting))
-        return LaunchStatus((*before, *ranks), status, newest["launch"] if newest is not None else "")
+        return LaunchStatus((*before, *ranks), status, newest.launch if newest is not None else "")
 
     def following(self, show: Callable[[PassStatus], None], *, seconds: float = 1.0) -> Callable[[Mapping[str, Json]], None]:
         """Return a callback for one worker's counts that shows how far the whole pass is, at most every `seconds`."""
@@ -278,7 +270,7 @@ class Observer:
             if self.clock() - seen_at < seconds:
                 return
             seen_at = self.clock()
-            if (status := self._look(PassRef(str(counts["plan"]), int(counts["pass"])))) is not None:
+            if (status := self._status_or_none(PassRef(str(counts["plan"]), int(counts["pass"])))) is not None:
                 show(status)
 
         return tell
@@ -300,69 +292,75 @@ class Observer:
             self._rounds[ref, number] = tuple(sizes)
         return self._rounds[ref, number]
 
-    def _heartbeats(self) -> list[Mapping[str, Any]]:
+    def _heartbeats(self) -> list[Beat]:
         """The last heartbeat of each worker, oldest worker first."""
         workers = filter(None, map(parse_worker, names_in(self.layout.workers)))
-        heartbeats = (self._final.get(worker) or read_heartbeat(self.layout, worker) for worker in workers)
-        found = [heartbeat for heartbeat in heartbeats if heartbeat is not None]
-        self._final |= {heartbeat["worker"]: heartbeat for heartbeat in found if heartbeat["phase"] == ENDED}
-        kept = (heartbeat for heartbeat in found if not self.without or heartbeat["launch"] != self.without)
-        return sorted(kept, key=lambda heartbeat: heartbeat["started"])
+        read = (self._final.get(worker) or read_heartbeat(self.layout, worker) for worker in workers)
+        heartbeats = [shown for shown in read if shown is not None]
+        self._final |= {shown.worker: shown for shown in heartbeats if shown.has_ended}
+        return sorted((shown for shown in heartbeats if not self.without or shown.launch != self.without), key=lambda shown: shown.started)
 
-    def _rank_status(self, heartbeat: Mapping[str, Any]) -> RankStatus:
-        alive, heartbeat = self._life(heartbeat)
-        age = age_of(heartbeat)
-        still = self._still_seconds(heartbeat, age)
-        done = sum(heartbeat[name] for name in COUNTS)
-        busy = lived(heartbeat) + (0.0 if heartbeat["phase"] == ENDED else still)
+    def _rank_status(self, shown: Beat) -> RankStatus:
+        alive, shown = self._life(shown)
+        still = self._still_seconds(shown)
+        busy = shown.lived + (0.0 if shown.has_ended else still)
         return RankStatus(
-            **{name: heartbeat[name] for name in _OF_HEARTBEATS},
-            rate=round(done / max(busy, 0.001), 2),
-            done=done,
-            beat_age_seconds=round(age, 1),
+            rank=shown.rank,
+            host=shown.host,
+            pid=shown.pid,
+            rate=round(shown.done / max(busy, 0.001), 2),
+            done=shown.done,
+            beat_age_seconds=round(shown.age, 1),
+            phase=shown.phase,
+            reused=shown.reused,
+            encoded=shown.encoded,
+            failed=shown.failed,
             alive=alive,
+            worker=shown.worker,
+            launch=shown.launch,
+            count=shown.count,
+            slowest_batch=shown.slowest_batch,
             still_seconds=round(still, 1),
-            doing=doing_of(heartbeat),
-            failures=tuple(heartbeat.get("failures", ())),
-            failures_seen=heartbeat.get("failures_seen", 0),
+            doing=ENDED if shown.has_ended else shown.doing,
+            failures=shown.failures,
+            failures_seen=shown.failures_seen,
         )
 
-    def _life(self, heartbeat: Mapping[str, Any]) -> tuple[bool | None, Mapping[str, Any]]:
+    def _life(self, shown: Beat) -> tuple[bool | None, Beat]:
         """Whether a worker lives, and its last heartbeat. A worker of this boot that lost its lock writes no more."""
-        worker = str(heartbeat["worker"])
-        if heartbeat["phase"] == ENDED or worker in self._final:
-            return False, heartbeat
-        if heartbeat["host"] != host_name() or heartbeat["boot"] != boot_id():
-            return None, heartbeat
-        alive = is_locked(self.layout.worker_lock(worker))
+        if shown.has_ended or shown.worker in self._final:
+            return False, shown
+        if not shown.is_of_this_boot:
+            return None, shown
+        alive = is_locked(self.layout.worker_lock(shown.worker))
         if alive is False:
             # Read again: the worker may have written its end after the first read and before the check of its lock.
-            heartbeat = self._final[worker] = read_heartbeat(self.layout, worker) or heartbeat
-        return alive, heartbeat
+            shown = self._final[shown.worker] = read_heartbeat(self.layout, shown.worker) or shown
+        return alive, shown
 
-    def _still_seconds(self, heartbeat: Mapping[str, Any], age: float) -> float:
-        seen = self._seen.get(heartbeat["worker"])
-        if seen is not None and seen[0] == heartbeat["count"]:
+    def _still_seconds(self, shown: Beat) -> float:
+        seen = self._seen.get(shown.worker)
+        if seen is not None and seen[0] == shown.count:
             return self.clock() - seen[1]
-        self._seen[heartbeat["worker"]] = (heartbeat["count"], self.clock())
-        return age if seen is None else 0.0
+        self._seen[shown.worker] = (shown.count, self.clock())
+        return shown.age if seen is None else 0.0
 
     def _name_waiting(self, ranks: list[RankStatus], reader: Claims, claims: Collection[ClaimName]) -> list[RankStatus]:
         """Give silent workers without an open claim the phase `waiting`: they have nothing to do until others finish."""
         if not any(one.is_silent and one.phase == WORKING for one in ranks):
             return ranks
-        busy = set(map(reader.holder, claims))
+        busy = set(map(reader.holder, set(claims)))
         idle = [one.phase == WORKING and one.worker not in busy and one.is_silent for one in ranks]
         return [replace(one, phase=WAITING, doing=WAITING) if is_idle else one for one, is_idle in zip(ranks, idle, strict=True)]
 
 
 def _by_encoder(
-    outline: Outline, first: Sequence[int], heartbeats: Collection[Mapping[str, Any]], at_work: Collection[str], *, is_complete: bool
+    outline: Outline, first: Sequence[int], heartbeats: Collection[Beat], at_work: Collection[str], *, is_complete: bool
 ) -> tuple[EncoderStatus, ...]:
     """How far each encoder is. `first` are the sizes of round 0: all other units were there before the pass."""
     found: list[EncoderStatus] = []
     for encoder, start, end, size in zip(outline.encoders, outline.units_at, outline.units_at[1:], first, strict=False):
-        counts = [(heartbeat["worker"] in at_work, heartbeat.get("units", {}).get(encoder, (0, 0))) for heartbeat in heartbeats]
+        counts = [(shown.worker in at_work, shown.units.get(encoder, (0, 0))) for shown in heartbeats]
         total = end - start
         done = total if is_complete else min(total, total - size + sum(units for _runs, (units, _rest) in counts))
         found.append(EncoderStatus(encoder, total, done, min(total - done, sum(rest for runs, (_units, rest) in counts if runs))))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Final
 
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
@@ -18,7 +18,7 @@ from cachestore.files.removal import age_seconds, remove_file, remove_folder
 from cachestore.work.ledgers import read_ledgers
 from cachestore.work.passes import PassRef, has_ended, list_passes, list_rounds, read_done, read_round_record
 from cachestore.work.plan import is_published, read_outline, read_plan
-from cachestore.work.workers import Life, Watch, is_held, read_heartbeat
+from cachestore.work.workers import Beat, Life, Watch, is_held, read_heartbeat
 
 KEPT_SECONDS: Final = 30 * 86_400.0
 """A pass that was not touched for longer than this is abandoned; the files of a worker that ended before that may be removed."""
@@ -168,21 +168,21 @@ def remove_plan(layout: Layout, plan: str) -> int:
     return freed
 
 
-def at_work(layout: Layout, *, now: float, before: float | None = None, plans: frozenset[str] | None = None) -> list[Mapping[str, Any]]:
+def at_work(layout: Layout, *, now: float, before: float | None = None, plans: frozenset[str] | None = None) -> list[Beat]:
     """Return the heartbeats of workers that may live. If given, `before` and `plans` select those begun by then and working on them.
 
     A worker without a written end counts as living for a day, or while its lock is held, unless proved dead. Clocks may differ by 1 h.
     """
     watch = Watch(layout)
-    found: list[Mapping[str, Any]] = []
+    found: list[Beat] = []
     for worker in filter(None, map(parse_worker, names_in(layout.workers))):
         age = age_seconds(layout.worker(worker), now)
-        heartbeat = read_heartbeat(layout, worker)
-        if heartbeat is None or heartbeat["phase"] == "ended" or age is None:
+        shown = read_heartbeat(layout, worker)
+        if shown is None or shown.has_ended or age is None:
             continue
-        is_meant = (before is None or heartbeat["started"] <= before + SLACK_SECONDS) and (plans is None or heartbeat["plan"] in plans)
-        if is_meant and (age <= 86_400.0 or is_held(layout, worker)) and watch.look(worker) is not Life.DEAD:
-            found.append(heartbeat)
+        is_meant = (before is None or shown.started <= before + SLACK_SECONDS) and (plans is None or shown.plan in plans)
+        if is_meant and (age <= 86_400.0 or is_held(layout, worker)) and watch.life_of(worker) is not Life.DEAD:
+            found.append(shown)
     return found
 
 

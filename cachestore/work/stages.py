@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,23 +53,26 @@ class Stages:
             for stage in STAGES:
                 self._wait[stage] += max(0.0, seconds * threads - together if stage in _SHARED else seconds - did[stage])
 
-    def as_json(self) -> dict[str, Json]:
-        """Return `{STAGE: [busy, waiting]}` in seconds; empty if nothing was done."""
+    def seconds(self) -> dict[str, tuple[float, float]]:
+        """Return `{STAGE: (busy, waiting)}` in seconds; empty if nothing was done."""
         if not any(self._busy.values()):
             return {}
-        return {stage: [round(self._busy[stage], 3), round(self._wait[stage], 3)] for stage in STAGES}
+        return {stage: (round(self._busy[stage], 3), round(self._wait[stage], 3)) for stage in STAGES}
 
 
-def sum_stages(heartbeats: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
-    """Sum over workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty if none did anything.
+def sum_stages(workers: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, Json]:
+    """Sum the `stages` of workers: `{STAGE: {"busy_seconds", "wait_seconds"}, "limiting": STAGE}`; empty if none did anything.
 
     `limiting` is the stage whose threads were busy for the largest part of their time; of `read` and `prepare`, the one that took more.
     """
-    reported = [heartbeat["stages"] for heartbeat in heartbeats if heartbeat.get("stages")]
+    reported = [stages for stages in workers if stages]
     if not reported:
         return {}
     names = ("busy_seconds", "wait_seconds")
-    exact = {stage: {name: sum(float(one[stage][index]) for one in reported) for index, name in enumerate(names)} for stage in STAGES}
+    exact = {
+        stage: {name: sum(float(stages.get(stage, (0, 0))[index]) for stages in reported) for index, name in enumerate(names)}
+        for stage in STAGES
+    }
     fractions = stage_fractions(exact)
     limiting = max(STAGES, key=lambda stage: (fractions.get(stage, 0.0), exact[stage]["busy_seconds"]))
     summed: dict[str, Json] = {stage: {name: round(seconds, 3) for name, seconds in exact[stage].items()} for stage in STAGES}

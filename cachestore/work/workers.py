@@ -12,10 +12,10 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.core.keys import Json
@@ -33,22 +33,15 @@ VERSION: Final = 1
 
 PLANNING: Final = "planning"
 """The phase of a worker until its pass is open."""
+ENDED: Final = "ended"
+"""The last phase of a worker that was not killed."""
 
 SILENT_SECONDS: Final = 180.0
 SILENT_BATCHES: Final = 3.0
-SLOW_SECONDS: Final = 10.0
+SLOW_SECONDS: Final = 5.0
 SLOW_BATCHES: Final = 5.0
 COUNTS: Final = ("reused", "encoded", "failed")
 """The counts of finished units in a heartbeat, a pass and a report."""
-
-_FIELDS: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(("host", "boot", "launch", "plan", "phase"), str),
-    **dict.fromkeys(("pid", "world_size", "pass", "count", *COUNTS), int),
-    **dict.fromkeys(("slowest_batch", "started", "updated"), (int, float)),
-}
-"""The fields of every heartbeat, and their types."""
-_DURATIONS: Final = ("lived", "pass_seconds", "at")
-"""Seconds by a monotonic clock; heartbeats of earlier versions lack them."""
 
 SHOWN_FAILURES: Final = 5
 """The newest failures of a worker that its heartbeat holds."""
@@ -71,13 +64,116 @@ def boot_id() -> str:
         return ""
 
 
+_KINDS: Final[Mapping[Any, Any]] = {str: str, int: int, float: (int, float)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """One heartbeat, as it was written or read."""
+
+    worker: str
+    rank: int | None = None
+    world_size: int = 1
+    launch: str = ""
+    host: str = ""
+    boot: str = ""
+    """Empty on systems without one."""
+    pid: int = 0
+    plan: str = ""
+    """Empty, with `pass_number` 0, until the plan is known."""
+    pass_number: int = 0
+    phase: str = PLANNING
+    doing: str = PLANNING
+    """What the worker does, for a person, such as "loading text_encoder_2"."""
+    count: int = 0
+    """Rises with work done."""
+    slowest_batch: float = 0.0
+    reused: int = 0
+    encoded: int = 0
+    failed: int = 0
+    units: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, "tuple[int, int]"])
+    """By encoder: the units that it finished, and those that it has encoded but not published yet."""
+    failures: tuple[str, ...] = ()
+    """Descriptions of the newest units that failed."""
+    failures_seen: int = 0
+    """How many units have failed so far, also those that `failed` does not count yet."""
+    stages: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, "tuple[float, float]"])
+    """How long each stage was busy and waited (see `stages`)."""
+    started: float = 0.0
+    """Seconds since the epoch, as `updated`."""
+    updated: float = 0.0
+    lived: float = 0.0
+    """Seconds since the worker started, by its monotonic clock."""
+    pass_seconds: float = 0.0
+    """Seconds that the pass has taken so far, without pauses between two runs."""
+    at: float = 0.0
+    """When it was written, by the clock since boot of its machine."""
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields for other invocations: what this one's plan follows from (see `agreement`)."""
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> "Beat":
+        """Return a heartbeat as `as_json` gave it. Raises KeyError, TypeError or ValueError for a field that cannot be what it says."""
+        values = {each.name: body[each.name] for each in fields(cls)}
+        kinds = {each.name: _KINDS.get(each.type, object) for each in fields(cls)}
+        if wrong := [name for name, value in values.items() if isinstance(value, bool) or not isinstance(value, kinds[name])]:
+            raise TypeError(f"{wrong[0]} is not what it should be")
+        if not (isinstance(values["rank"], int | None) and isinstance(values["detail"], dict) and isinstance(values["failures"], list)):
+            raise TypeError("rank is a number, detail an object, and failures a list")
+        if values["plan"] and parse_plan(values["plan"]) is None:
+            raise ValueError("no plan has such a name")
+        values["units"] = {str(encoder): (_whole(done), _whole(rest)) for encoder, (done, rest) in body["units"].items()}
+        values["stages"] = {str(stage): (float(busy), float(waited)) for stage, (busy, waited) in body["stages"].items()}
+        values["failures"] = tuple(map(_text, body["failures"]))
+        return cls(**values)
+
+    def as_json(self) -> dict[str, Json]:
+        """The body of the record."""
+        return asdict(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker wrote that it ends."""
+        return self.phase == ENDED
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether it was written on this machine since it was started."""
+        return (self.host, self.boot) == (host_name(), boot_id())
+
+    @property
+    def age(self) -> float:
+        """Its age in seconds: by the clock since boot if it is from this machine, else by the clocks of both machines."""
+        return max(0.0, time.monotonic() - self.at if self.boot and self.is_of_this_boot else time.time() - self.updated)
+
+    @property
+    def done(self) -> int:
+        """Units that are published, found or failed."""
+        return self.reused + self.encoded + self.failed
+
+    def __str__(self) -> str:
+        """The worker's pid and host, for a message."""
+        return f"pid {self.pid} on {self.host}"
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int:
+        raise TypeError("no whole number")
+    return number
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError("no text")
+    return text
+
+
 @dataclass(slots=True)
 class Heartbeat:
-    """This worker's heartbeat and lock. The count rises with work done, never from a timer, so that a hung worker is noticed."""
+    """Writes this worker's heartbeat, and holds its lock. The count rises with work, never from a timer: so a hung worker is noticed."""
 
     layout: Layout
     plan: str
-    """Empty, with `pass_number` 0, until the plan is known."""
     pass_number: int
     launch: str
     rank: int | None
@@ -91,17 +187,11 @@ class Heartbeat:
     encoded: int = 0
     failed: int = 0
     doing: str = PLANNING
-    """What it does, for a person, such as "loading text_encoder_2"."""
     units: dict[str, list[int]] = field(default_factory=dict[str, "list[int]"])
-    """By encoder: the units that it finished, and those that it has encoded but not published yet."""
     failures: list[str] = field(default_factory=list[str])
-    """Descriptions of the newest units that failed."""
     failures_seen: int = 0
-    """How many units have failed so far, also those that `failed` does not count yet."""
-    stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """How busy its stages were so far (see `stages`)."""
+    stages: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, "tuple[float, float]"])
     detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """Further fields for other invocations: what this one's plan follows from (see `agreement`)."""
     _lock: LifeLock | None = None
     _written_at: float = 0.0
     _started: float = field(default_factory=time.time)
@@ -123,7 +213,7 @@ class Heartbeat:
 
     def __exit__(self, kind: type[BaseException] | None = None, *_exc: object) -> None:
         """Write the phase "ended", then release the lock, even if the disk is full. That hides no error that ends the block."""
-        self.phase = "ended"
+        self.phase = ENDED
         try:
             self.write()
         except WriteFailed:
@@ -144,7 +234,7 @@ class Heartbeat:
         return 0.0 if self._joined is None else self._pass_before + self.clock() - self._joined
 
     def rise(self, *, phase: str | None = None, doing: str | None = None) -> None:
-        """Raise the count. A new phase is written at once, a new count at most every max(1, world size / 16) seconds.
+        """Raise the count. A new phase is written at once, a new count at most every max(1, world size / 64) seconds.
 
         `doing` says in words what the worker does now; a new phase without it is its own name.
         """
@@ -176,83 +266,62 @@ class Heartbeat:
         self.slowest_batch = max(self.slowest_batch, seconds)
         self.rise()
 
+    def now(self) -> Beat:
+        """The heartbeat as it is now."""
+        return Beat(
+            worker=self.worker,
+            rank=self.rank,
+            world_size=self.world_size,
+            launch=self.launch,
+            host=host_name(),
+            boot=boot_id(),
+            pid=os.getpid(),
+            plan=self.plan,
+            pass_number=self.pass_number,
+            phase=self.phase,
+            doing=self.doing,
+            count=self.count,
+            slowest_batch=round(self.slowest_batch, 3),
+            reused=self.reused,
+            encoded=self.encoded,
+            failed=self.failed,
+            units={encoder: (done, rest) for encoder, (done, rest) in self.units.items()},
+            failures=tuple(self.failures),
+            failures_seen=self.failures_seen,
+            stages=self.stages,
+            started=round(self._started, 3),
+            updated=round(time.time(), 3),
+            lived=round(self.clock() - self._began, 3),
+            pass_seconds=round(self.pass_seconds(), 3),
+            at=round(time.monotonic(), 3),
+            detail=self.detail,
+        )
+
     def write(self) -> None:
         """Write the heartbeat now."""
         self._written_at = self.clock()
-        own = ("worker", "rank", "world_size", "launch", "plan", "phase", "count", *COUNTS, "doing", "failures_seen")
-        seconds = {
-            "slowest_batch": self.slowest_batch,
-            "started": self._started,
-            "updated": time.time(),
-            "lived": self.clock() - self._began,
-            "pass_seconds": self.pass_seconds(),
-            "at": time.monotonic(),
-        }
-        body: dict[str, Json] = {name: getattr(self, name) for name in own}
-        body |= {"host": host_name(), "boot": boot_id(), "pid": os.getpid(), "pass": self.pass_number, "stages": dict(self.stages)}
-        body |= {"units": {encoder: [*counts] for encoder, counts in self.units.items()}, "failures": [*self.failures]}
-        body |= {name: round(value, 3) for name, value in seconds.items()} | dict(self.detail)
-        overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, body))
+        overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, self.now().as_json()))
 
 
-def read_heartbeat(layout: Layout, worker: str) -> Mapping[str, Any] | None:
+def read_heartbeat(layout: Layout, worker: str) -> Beat | None:
     """Return a worker's last heartbeat; None if the file is gone, damaged, or of another worker."""
     try:
-        heartbeat = read_record(layout.worker(worker), FORMAT, VERSION)
-    except (FormatError, OSError):
+        shown = Beat.parse(read_record(layout.worker(worker), FORMAT, VERSION))
+    except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-    return heartbeat if heartbeat.get("worker") == worker and _is_heartbeat(heartbeat) else None
+    return shown if shown.worker == worker else None
 
 
-def doing_of(heartbeat: Mapping[str, Any]) -> str:
-    """Return what a worker does, in words; its phase if it is of an earlier version."""
-    return str(heartbeat["phase"] if heartbeat["phase"] == "ended" else heartbeat.get("doing", heartbeat["phase"]))
-
-
-def _is_shown(heartbeat: Mapping[str, Any]) -> bool:
-    """Whether the fields for progress, which heartbeats of earlier versions lack, have the right types."""
-    units, failures = heartbeat.get("units", {}), heartbeat.get("failures", [])
-    if not isinstance(units, dict) or not isinstance(failures, list):
-        return False
-    pairs = cast("dict[str, Any]", units).values()
-    are_pairs = all(isinstance(pair, list) and [type(n) for n in cast("list[Any]", pair)] == [int, int] for pair in pairs)
-    is_counted = isinstance(heartbeat.get("failures_seen", 0), int) and isinstance(heartbeat.get("doing", ""), str)
-    return are_pairs and is_counted and all(isinstance(text, str) for text in cast("list[Any]", failures))
-
-
-def _is_heartbeat(heartbeat: Mapping[str, Any]) -> bool:
-    is_whole = all(isinstance(heartbeat.get(name), kind) for name, kind in _FIELDS.items())
-    is_whole = is_whole and all(isinstance(heartbeat.get(name, 0.0), int | float) for name in _DURATIONS)
-    return (
-        is_whole
-        and _is_shown(heartbeat)
-        and isinstance(heartbeat.get("rank", ""), int | None)
-        and (not heartbeat["plan"] or parse_plan(heartbeat["plan"]) is not None)
-    )
-
-
-def read_heartbeats(layout: Layout, *, plan: str | None = None) -> list[Mapping[str, Any]]:
-    """Return the heartbeats of all workers, or of those that work on `plan`."""
-    heartbeats = (read_heartbeat(layout, worker) for worker in map(parse_worker, names_in(layout.workers)) if worker)
-    return [heartbeat for heartbeat in heartbeats if heartbeat is not None and (plan is None or heartbeat["plan"] == plan)]
+def read_heartbeats(layout: Layout, *, plan: str | None = None, number: int | None = None) -> list[Beat]:
+    """Return the heartbeats of all workers, or of those that work on `plan`, and on its pass `number`."""
+    read = (read_heartbeat(layout, worker) for worker in map(parse_worker, names_in(layout.workers)) if worker)
+    heartbeats = [shown for shown in read if shown is not None and plan in (None, shown.plan)]
+    return [shown for shown in heartbeats if number in (None, shown.pass_number)]
 
 
 def seconds_of_pass(layout: Layout, plan: str, number: int) -> float:
     """Return for how many seconds workers have worked on a pass, by their heartbeats; 0 if there are none."""
-    shown = (float(heartbeat.get("pass_seconds", 0.0)) for heartbeat in read_heartbeats(layout, plan=plan) if heartbeat["pass"] == number)
-    return max(shown, default=0.0)
-
-
-def lived(heartbeat: Mapping[str, Any]) -> float:
-    """Return for how many seconds a worker had run when it wrote a heartbeat."""
-    return max(0.0, float(heartbeat.get("lived", heartbeat["updated"] - heartbeat["started"])))
-
-
-def age_of(heartbeat: Mapping[str, Any]) -> float:
-    """Return a heartbeat's age in seconds: by the clock since boot if it is from this machine, else by the clocks of both machines."""
-    if "at" in heartbeat and heartbeat["boot"] and (heartbeat["host"], heartbeat["boot"]) == (host_name(), boot_id()):
-        return max(0.0, time.monotonic() - heartbeat["at"])
-    return max(0.0, time.time() - heartbeat["updated"])
+    return max((shown.pass_seconds for shown in read_heartbeats(layout, plan=plan, number=number)), default=0.0)
 
 
 class Life(Enum):
@@ -272,7 +341,7 @@ def is_held(layout: Layout, worker: str) -> bool | None:
 
 def heartbeat_seconds(world_size: int) -> float:
     """Return for how many seconds a working worker's file may show the same count, as not each rise is written."""
-    return max(1.0, world_size / 16)
+    return max(1.0, world_size / 64)
 
 
 def silent_after(slowest_batch: float) -> float:
@@ -283,25 +352,25 @@ def silent_after(slowest_batch: float) -> float:
 def slow_after(slowest_batch: float, world_size: int) -> float:
     """Return the seconds without a rise after which an idle worker encodes the same units again.
 
-    With 512 ranks a heartbeat is written every 32 s: then a count that stood still for 10 s means nothing.
+    With 512 ranks a heartbeat is written every 8 s: then a count that stood still for 5 s means nothing.
     """
     return max(SLOW_SECONDS, SLOW_BATCHES * (slowest_batch or FIRST_BATCH_SECONDS), 2 * heartbeat_seconds(world_size))
 
 
-def is_proved_dead(heartbeat: Mapping[str, Any] | None, *, held: bool | None, was_held: bool, host: str, boot: str) -> bool:
+def is_proved_dead(shown: Beat | None, *, held: bool | None, was_held: bool, host: str, boot: str) -> bool:
     """Return whether heartbeat and lock prove a worker dead. `held` is None if the lock cannot be checked.
 
     Without a heartbeat nothing is known. If the lock is held, the worker lives, whatever the host's name: two machines may share one.
     """
-    if heartbeat is None or held:
+    if shown is None or held:
         return False
     if held is False and was_held:
         return True
-    if heartbeat["host"] != host:  # locks may not work across machines
+    if shown.host != host:  # locks may not work across machines
         return False
-    if heartbeat["boot"] == boot:  # both may be empty: it ran in this boot or an earlier one
+    if shown.boot == boot:  # both may be empty: it ran in this boot or an earlier one
         return held is False
-    return bool(heartbeat["boot"] and boot)
+    return bool(shown.boot and boot)
 
 
 @dataclass(slots=True)
@@ -321,21 +390,21 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     host: str = field(default_factory=host_name)
     boot: str = field(default_factory=boot_id)
-    read: Callable[[Layout, str], Mapping[str, Any] | None] = read_heartbeat
+    read: Callable[[Layout, str], Beat | None] = read_heartbeat
     """`read` gets a worker's heartbeat and `probe` checks its lock: in the store, or in memory for a simulation."""
     probe: Callable[[Layout, str], bool | None] = is_held
     _seen: dict[str, _Seen] = field(default_factory=dict[str, _Seen])
     _dead: set[str] = field(default_factory=set[str])
 
-    def look(self, worker: str) -> Life:
+    def life_of(self, worker: str) -> Life:
         """Return whether a worker lives, as far as is known now. A missing heartbeat counts as one whose count does not rise."""
         if worker in self._dead:
             return Life.DEAD
-        heartbeat = self.read(self.layout, worker)
-        seen = self._remember(worker, heartbeat)
+        shown = self.read(self.layout, worker)
+        seen = self._remember(worker, shown)
         # After the heartbeat was read: a worker takes its lock before it writes one.
-        held = self.probe(self.layout, worker) if heartbeat is not None else None
-        if is_proved_dead(heartbeat, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
+        held = self.probe(self.layout, worker) if shown is not None else None
+        if is_proved_dead(shown, held=held, was_held=seen.was_held, host=self.host, boot=self.boot):
             self._dead.add(worker)
             return Life.DEAD
         seen.was_held = seen.was_held or held is True
@@ -346,20 +415,20 @@ class Watch:
 
         A heartbeat that is gone by now counts as one that does not say so.
         """
-        if self.look(worker) is not Life.DEAD:
+        if self.life_of(worker) is not Life.DEAD:
             return False
-        heartbeat = self.read(self.layout, worker)  # again: it may have ended after its heartbeat was read and before its lock was checked
-        return heartbeat is None or heartbeat["phase"] != "ended"
+        shown = self.read(self.layout, worker)  # again: it may have ended after its heartbeat was read and before its lock was checked
+        return shown is None or not shown.has_ended
 
-    def _remember(self, worker: str, heartbeat: Mapping[str, Any] | None) -> _Seen:
-        count = int(heartbeat["count"]) if heartbeat else -1
+    def _remember(self, worker: str, shown: Beat | None) -> _Seen:
+        count = shown.count if shown is not None else -1
         seen = self._seen.get(worker)
         if seen is None:
             seen = self._seen[worker] = _Seen(count, self.clock())
-        elif heartbeat is not None and count != seen.count:
+        elif shown is not None and count != seen.count:
             seen.count, seen.since = count, self.clock()
-        if heartbeat is not None:
-            seen.slowest_batch, seen.world_size = float(heartbeat["slowest_batch"]), int(heartbeat["world_size"])
+        if shown is not None:
+            seen.slowest_batch, seen.world_size = shown.slowest_batch, shown.world_size
         return seen
 
     def still_seconds(self, worker: str) -> float:
@@ -379,14 +448,15 @@ class Watch:
 
     def name_of(self, worker: str) -> str:
         """Return a worker's pid and host for a message, or its id if its heartbeat is gone."""
-        heartbeat = self.read(self.layout, worker)
-        return f"worker {worker} (heartbeat gone)" if heartbeat is None else f"pid {heartbeat['pid']} on {heartbeat['host']}"
+        shown = self.read(self.layout, worker)
+        return f"worker {worker} (heartbeat gone)" if shown is None else str(shown)
 
     def last_heartbeat(self, worker: str) -> str:
         """Describe a worker and its last heartbeat, for a message."""
-        heartbeat = self.read(self.layout, worker)
-        if heartbeat is None:
+        shown = self.read(self.layout, worker)
+        if shown is None:
             return self.name_of(worker)
-        rank = "without a rank" if heartbeat["rank"] is None else f"rank {heartbeat['rank']}"
-        still = f"unchanged for {self.still_seconds(worker):.0f} s"
-        return f"{rank}, {self.name_of(worker)}, last heartbeat: {heartbeat['phase']!r} with count {heartbeat['count']}, {still}"
+        rank = "without a rank" if shown.rank is None else f"rank {shown.rank}"
+        return (
+            f"{rank}, {shown}, last heartbeat: {shown.phase!r} with count {shown.count}, unchanged for {self.still_seconds(worker):.0f} s"
+        )

@@ -1,6 +1,6 @@
 """How evenly ranks share the work, simulated: `python3 scripts/bench/simulate_ranks.py [--seed N] [--json]`.
 
-Drives what a worker decides by (`order_for`, `choose`, `claims_to_take`, `Claims`, `Watch`) with a clock that is moved, and a board in
+Drives what a worker decides by (`ranges_of`, `choose`, `parts_to_take`, `Claims`, `Watch`) with a clock that is moved, and a board in
 memory for claims, ledgers and heartbeats. Nothing is encoded: a unit has a cost. One that is dead was killed at some moment; half of the
 dead are proved dead at once, as their locks yield, the others are only silent, as if on a machine that locks do not reach.
 
@@ -27,19 +27,19 @@ import heapq
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from cachestore.files.paths import ClaimName, Layout, PassFolder
-from cachestore.work.choice import choose, claims_to_take, poll_seconds
-from cachestore.work.claims import Claims, Slot
-from cachestore.work.partition import bounds, order_for, partition_count
-from cachestore.work.workers import Watch, heartbeat_seconds
+from cachestore.work.choice import choose, parts_to_take, poll_seconds, ranges_of
+from cachestore.work.claims import Claims
+from cachestore.work.partition import bounds, partition_count, runs_of
+from cachestore.work.workers import Beat, Watch, heartbeat_seconds
 
 HERE, THERE, BOOT = "here", "there", "boot"
 NOWHERE = Layout(Path("nowhere"))
@@ -113,8 +113,8 @@ class Result:
 class Board:
     """What all ranks see, in memory: claims, ledgers and heartbeats."""
 
-    claims: dict[int, list[str]] = field(default_factory=dict[int, "list[str]"])
-    """Holders of each partition, first to last."""
+    claims: dict[ClaimName, str] = field(default_factory=dict[ClaimName, str])
+    """The holder of each claim."""
     newest: dict[int, ClaimName] = field(default_factory=dict[int, ClaimName])
     finished: set[int] = field(default_factory=set[int])
     ranks: dict[str, "Rank"] = field(default_factory=dict[str, "Rank"])
@@ -128,20 +128,25 @@ class MemoryClaims(Claims):
 
     board: Board = field(default_factory=Board)
 
-    def take(self, number: int, slot: Slot, *, after: ClaimName | None = None) -> ClaimName | None:
-        """Claim a partition, the first time or after an earlier claim; None if somebody was faster."""
-        name = ClaimName(number, *slot, after.n + 1 if after else 0)
-        holders = self.board.claims.setdefault(slot[1], [])
-        if len(holders) != name.n:
+    def names(self, number: int) -> list[ClaimName]:
+        """All claims, oldest of each partition first."""
+        return sorted((name for name in self.board.claims if name.round == number), key=lambda name: name.n)
+
+    def take(self, number: int, recipe: int, partitions: range, *, after: ClaimName | None = None) -> ClaimName | None:
+        """Claim a range of partitions, the first time or after an earlier claim; None if somebody was faster."""
+        name = ClaimName(number, recipe, partitions.start, partitions.stop - 1, after.n + 1 if after else 0)
+        if name in self.board.claims:
             return None
-        holders.append(self.worker)
-        self.board.newest[slot[1]] = self._taken[number, slot] = name
+        self.board.claims[name] = self.worker
+        self.board.newest.update(dict.fromkeys(partitions, name))
+        if after is not None:
+            self._retaken.update(dict.fromkeys(((number, (recipe, p)) for p in partitions), name.n))
         self.board.files += 1
         return name
 
     def holder(self, name: ClaimName) -> str | None:
         """Who made a claim."""
-        return self.board.claims[name.partition][name.n]
+        return self.board.claims[name]
 
 
 @dataclass(slots=True)
@@ -150,7 +155,7 @@ class Rank:
 
     name: str
     claims: MemoryClaims
-    order: Sequence[int]
+    number: int
     fate: Fate = "lives"
     dies_at: float = float("inf")
     is_dead: bool = False
@@ -202,7 +207,7 @@ class Simulation:
         name = f"{rank:032x}"
         watch = Watch(NOWHERE, lambda: self.now, host=HERE, boot=BOOT, read=self._heartbeat_of, probe=self._is_held)
         claims = MemoryClaims(NOWHERE, PASS, name, watch, board=self.board)
-        self.board.ranks[name] = Rank(name, claims, order_for(rank, self.case.ranks, self.count, seed=rank))
+        self.board.ranks[name] = Rank(name, claims, rank)
         self._at(0.0, name)
 
     def _at(self, moment: float, name: str) -> None:
@@ -224,36 +229,43 @@ class Simulation:
 
     def _seconds_to_look(self) -> float:
         """For listing claims and ledgers."""
-        return 2 * LISTING_SECONDS + (len(self.board.newest) + len(self.board.finished)) * NAME_SECONDS
+        return 2 * LISTING_SECONDS + self.board.files * NAME_SECONDS
 
     def _take(self, rank: Rank) -> list[int]:
-        """As `Worker._take`, on the board."""
+        """As `Claiming.take`, on the board."""
         board = self.board
         board.listings += 2
         each, world = self.case.units // max(1, self.count), self.case.ranks
-        choice = choose(rank.order, finished=board.finished, claimed=board.newest.keys(), each=each, world_size=world)
+        ranges = ranges_of(self.count, each=each, world_size=world)
+        choice = choose(ranges, finished=board.finished, claimed=board.newest.keys(), start=rank.number, each=each, world_size=world)
         if choice.free:
-            return [p for p in choice.free if rank.claims.take(0, (0, p))]
-        rank.order = choice.held  # what is finished stays so
-        held = rank.claims.look_at([board.newest[p] for p in choice.held])
-        claims, most = claims_to_take(held, each=each, world_size=world)
-        return list(islice((one.partition for one in claims if rank.claims.take(0, (0, one.partition), after=one)), most))
+            return [p for partitions in choice.free if rank.claims.take(0, 0, partitions) for p in partitions]
+        held = rank.claims.judge({(0, p): board.newest[p] for p in choice.held})
+        parts, most = parts_to_take(held, each=each, world_size=world)
+        taken: list[int] = []
+        for claim, partitions in parts:
+            if taken and len(taken) + len(partitions) > most:
+                break
+            if rank.claims.take(0, 0, partitions, after=claim):
+                taken += partitions
+        return taken
 
     def _begin(self, rank: Rank, taken: list[int]) -> None:
         """Work on a pool: from here on all is known, when each batch ends, when a heartbeat is written, and whether it lives to see it."""
         rank.group = taken
         costs = np.concatenate([self.costs[slice(*bounds(self.case.units, p))] for p in taken])
-        is_careful = any(rank.claims.died_before(0, (0, p)) for p in taken)
+        is_careful = bool(rank.claims.died_before(0, 0, set(taken)))
         size = 1 if is_careful else BATCH
         if is_careful:
             self.board.files += len(costs)
             costs = costs + FILE_SECONDS
         batches = np.add.reduceat(costs, np.arange(0, len(costs), size))
-        overhead = self._seconds_to_look() + len(taken) * FILE_SECONDS
+        files = len(runs_of(sorted(taken)))
+        overhead = self._seconds_to_look() + files * FILE_SECONDS
         rank.batch_ends = self.now + overhead + np.cumsum(batches)
         rank.slowest_batch = max(rank.slowest_batch, float(batches.max()))
         self._show_heartbeats(rank)
-        end = float(rank.batch_ends[-1]) + len(taken) * FILE_SECONDS
+        end = float(rank.batch_ends[-1]) + files * FILE_SECONDS
         self._at(min(end, rank.dies_at), rank.name)
 
     def _show_heartbeats(self, rank: Rank) -> None:
@@ -272,8 +284,8 @@ class Simulation:
                 self.duplicates += end - start
             else:
                 self.board.finished.add(p)
-                self.board.files += 1
                 self.makespan = self.now
+        self.board.files += len(runs_of(sorted(rank.group)))
         rank.heartbeats_at.append(self.now)  # a ledger writes the heartbeat
         rank.group = []
 
@@ -283,12 +295,12 @@ class Simulation:
         done = int(np.searchsorted(rank.batch_ends, rank.dies_at)) * BATCH if rank.group else 0
         self.duplicates += min(done, sum(end - start for start, end in (bounds(self.case.units, p) for p in rank.group)))
 
-    def _heartbeat_of(self, _layout: Layout, worker: str) -> Mapping[str, Any]:
+    def _heartbeat_of(self, _layout: Layout, worker: str) -> Beat:
         rank = self.board.ranks[worker]
         host = THERE if rank.fate == "silent" else HERE
         count = bisect_right(rank.heartbeats_at, self.now)
         world = self.case.ranks
-        return {"count": count, "slowest_batch": rank.slowest_batch, "world_size": world, "host": host, "boot": BOOT, "phase": "working"}
+        return Beat(worker=worker, world_size=world, host=host, boot=BOOT, phase="working", count=count, slowest_batch=rank.slowest_batch)
 
     def _is_held(self, _layout: Layout, worker: str) -> bool | None:
         rank = self.board.ranks[worker]

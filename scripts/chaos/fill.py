@@ -222,9 +222,15 @@ def _go_wrong(order: Order) -> None:
         case "trust-ledgers":
             _trust_ledgers()
         case "own-part-only":
-            _patch(claiming, "order_for", lambda rank, world, count, **_seed: list(range(rank, count, world)))
+            _patch(claiming, "choose", _choose_own_part)
         case "":
             pass
+
+
+def _choose_own_part(ranges: Sequence[range], *, start: int, world_size: int, **options: Any) -> choice.Choice:
+    """As `choose`, but a rank takes nothing that would be another's."""
+    own = [each for number, each in enumerate(ranges) if number % world_size == start % world_size]
+    return choice.choose(own, start=0, world_size=1, **options)
 
 
 def _publish_segments_late(scratch: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cachestore.core.errors import BadInput
 from cachestore.files import paths
-from cachestore.files.paths import AttemptName, ClaimName, IndexName, Layout, LedgerName, Mode, PassFolder
+from cachestore.files.paths import PARTITION_LIMIT, AttemptName, ClaimName, IndexName, Layout, LedgerName, Mode, PassFolder
 
 LAYOUT = Layout(Path("/store"))
 PASS = PassFolder(Path("/store/plans/p/0"))
@@ -18,8 +18,9 @@ PASS = PassFolder(Path("/store/plans/p/0"))
 numbers = st.integers(0, 10**18 - 1)
 hex_of = "0123456789abcdef"
 digests = st.text(hex_of, min_size=32, max_size=32)
-claims = st.builds(ClaimName, numbers, numbers, numbers, numbers)
-ledgers = st.builds(LedgerName, numbers, numbers, numbers)
+spans = st.tuples(st.integers(0, PARTITION_LIMIT - 1), st.integers(0, PARTITION_LIMIT - 1)).map(sorted)
+claims = st.builds(lambda number, recipe, span, n: ClaimName(number, recipe, *span, n), numbers, numbers, spans, numbers)
+ledgers = st.builds(lambda number, recipe, span: LedgerName(number, recipe, *span), numbers, numbers, spans)
 
 MADE_AND_PARSED = {
     "segment": (digests, lambda digest: LAYOUT.segment(digest).name, paths.parse_segment),
@@ -43,6 +44,13 @@ def test_a_made_name_parses_to_what_it_was_made_from(kind, data):
     values, make, parse = MADE_AND_PARSED[kind]
     value = data.draw(values)
     assert parse(make(value)) == value
+
+
+def test_a_range_that_no_plan_has_is_no_name():
+    """A name is expanded into its partitions, so nobody may make a listing long."""
+    assert paths.parse_claim("0.0.0-4095.0") == ClaimName(0, 0, 0, 4095, 0)
+    assert [paths.parse_claim(f"0.0.{span}.0") for span in ("0-4096", "1-0", "0-99999999999")] == [None] * 3
+    assert [paths.parse_ledger(f"0.0.{span}.json") for span in ("0-4096", "1-0", "0-99999999999")] == [None] * 3
 
 
 FOREIGN = [
@@ -208,8 +216,8 @@ FILES = {
     "recipe": LAYOUT.recipe("0" * 64),
     "plan": LAYOUT.plan("0" * 32),
     "done": OF_PASS.done,
-    "ledger": OF_PASS.ledger(LedgerName(0, 1, 2)),
-    "claim": OF_PASS.claim(ClaimName(0, 1, 2, 3)),
+    "ledger": OF_PASS.ledger(LedgerName(0, 1, 2, 3)),
+    "claim": OF_PASS.claim(ClaimName(0, 1, 2, 3, 4)),
     "round": OF_PASS.round(0),
     "worker": LAYOUT.worker("0" * 32),
     "marked": LAYOUT.marked_list("0" * 32),

@@ -65,13 +65,15 @@ def test_two_workers_do_no_partition_twice(root):
     assert sorted(one.encoded + other.encoded) == sorted(map(str, range(300)))
 
 
-def test_a_worker_begins_with_its_own_partitions(root):
-    encoder = FakeEncoder(limit=1)
-    bench = Bench(root, captions(*map(str, range(64))), FakeEncoder())
-    with bench.worker(rank=3, world=8, encoders=[encoder]) as worker:
-        own = worker._claiming.take(bench.opened, 0)
-    assert own
-    assert all(partition % 8 == 3 for _recipe, partition in own)
+def test_ranks_that_begin_together_take_different_ranges(root, monkeypatch):
+    bench = Bench(root, captions(*map(str, range(1000))), FakeEncoder())
+    monkeypatch.setattr("cachestore.work.claims.names_in", lambda _folder: [])  # as if all had listed before the first one claimed
+    taken = []
+    for rank in range(8):
+        with bench.worker(rank=rank, world=8) as worker:
+            taken += worker._claiming.take(bench.opened, 0)
+    assert len(set(taken)) == len(taken) == 8 * 32
+    assert len(list(bench.ref.folder(bench.job.layout).claims.iterdir())) == 8
 
 
 def test_a_worker_leaves_some_partitions_to_the_others(root):
@@ -117,14 +119,14 @@ def test_workers_share_what_a_stopped_one_held(root):
     with bench.worker() as stopped:
         assert len(stopped._claiming.take(bench.opened, 0)) == 64
     with bench.worker(rank=0, world=4) as first, bench.worker(rank=1, world=4) as second:
-        assert [len(one._claiming.take(bench.opened, 0)) for one in (first, second)] == [8, 7]
+        assert [len(one._claiming.take(bench.opened, 0)) for one in (first, second)] == [8, 4]
 
 
 def test_a_claim_that_cannot_be_read_holds_nobody_up(root):
     bench = Bench(root, captions("a", "b", "c"), FakeEncoder())
     with bench.worker() as living:
-        for slot in living._claiming.take(bench.opened, 0):
-            path = bench.ref.folder(bench.job.layout).claims / f"0.{slot[0]}.{slot[1]}.0"
+        assert len(living._claiming.take(bench.opened, 0)) == 3
+        for path in living.claims.folder.claims.iterdir():
             path.write_bytes(b"?")
         bench.work()
     assert set(results(bench).values()) == {"made"}
@@ -179,7 +181,7 @@ def test_a_wait_without_any_sign_of_life_ends_and_says_for_whom(root, monkeypatc
     with bench.worker() as silent:
         silent._claiming.take(bench.opened, 0)
         heartbeat = silent.heartbeat
-        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held, **_of: Takeover([], 1))
+        monkeypatch.setattr("cachestore.jobs.claiming.parts_to_take", lambda _held, **_of: Takeover([], 1))
         with pytest.raises(Incomplete) as ended:
             bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))
     owner = f"rank 0, pid {os.getpid()} on {host_name()}, last heartbeat: 'planning' with count 0, unchanged for"
@@ -196,7 +198,7 @@ def test_a_wait_lasts_as_long_as_any_holder_moves_or_may_be_in_its_slowest_batch
         slow._claiming.take(bench.opened, 0)
         slow.heartbeat.batch_took(1000.0)  # silent after 3,000 s
         slow.heartbeat.write()
-        monkeypatch.setattr("cachestore.jobs.claiming.claims_to_take", lambda _held, **_of: Takeover([], 1))
+        monkeypatch.setattr("cachestore.jobs.claiming.parts_to_take", lambda _held, **_of: Takeover([], 1))
 
         def sleep(_seconds):
             clock.sleep(30)
@@ -232,6 +234,6 @@ def test_a_claim_that_cannot_be_taken_though_no_listing_shows_it_is_left_for_the
 def test_where_nobody_claims_what_cannot_be_taken_the_wait_ends_too(root, monkeypatch):
     clock = Clock()
     bench = Bench(root, captions("a"), FakeEncoder())
-    monkeypatch.setattr("cachestore.work.claims.note", lambda *_arguments: False)
+    monkeypatch.setattr("cachestore.work.claims.create", lambda *_arguments: False)
     with pytest.raises(Incomplete, match="work that no process has claimed"):
         bench.work(clock=clock, sleep=lambda _seconds: clock.sleep(30))

@@ -321,7 +321,7 @@ def test_a_worker_shows_that_it_loads_a_model_before_it_does_and_that_it_has_one
 
     def look(_items):
         [heartbeat] = read_heartbeats(bench.job.layout)
-        shown.append((heartbeat["phase"], heartbeat["count"]))
+        shown.append((heartbeat.phase, heartbeat.count))
 
     heartbeat = bench.work(encoders=[FakeEncoder(limit=1, before_encode=look)])
     assert [phase for phase, _count in shown] == ["loading", "working"]
@@ -335,10 +335,10 @@ def test_a_worker_says_which_component_it_loads_and_what_it_encodes(root):
 
     def load(_items):
         LOADING.get()("text_encoder_2")
-        shown.extend(heartbeat["doing"] for heartbeat in read_heartbeats(bench.job.layout))
+        shown.extend(heartbeat.doing for heartbeat in read_heartbeats(bench.job.layout))
 
     def look(items):
-        shown.extend(heartbeat["doing"] for heartbeat in read_heartbeats(bench.job.layout)) if shown else load(items)
+        shown.extend(heartbeat.doing for heartbeat in read_heartbeats(bench.job.layout)) if shown else load(items)
 
     bench.work(encoders=[FakeEncoder(limit=1, before_encode=look)])
     assert shown == ["loading text_encoder_2", "encoding text"]
@@ -352,7 +352,7 @@ def test_failures_are_shown_with_what_they_are_of_before_their_partition_is_fini
 
     def look(_items):
         [heartbeat] = read_heartbeats(bench.job.layout)
-        shown.append((bench.job.plan.unit_count, heartbeat["failed"]))
+        shown.append((bench.job.plan.unit_count, heartbeat.failed))
 
     heartbeat = bench.work(encoders=[FakeEncoder("latents", before_encode=look)])
     assert (heartbeat.failures, heartbeat.failures_seen) == (["bad.png (latents): this is no picture"], 1)

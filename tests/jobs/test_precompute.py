@@ -709,7 +709,7 @@ from cachestore.source.combined import list_in_memory
 from pathlib import Path
 report = cs.precompute(sys.argv[1], model="model", store=sys.argv[2])
 [heartbeat] = read_heartbeats(Layout(Path(sys.argv[2])))
-print(report.complete, report.wanted, heartbeat["rank"], heartbeat["world_size"])
+print(report.complete, report.wanted, heartbeat.rank, heartbeat.world_size)
 """
     launcher = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "TORCHELASTIC_RUN_ID": "none", "FAKE_PLAN_SECONDS": "0.2"}
     ended = script(tmp_path, source, data, root, **launcher)
@@ -1008,7 +1008,7 @@ def test_the_time_of_a_forecast_is_that_of_workers_with_these_encoders_alone_wit
     for name, encoded, seconds in (("latents", 10, 100.0), ("text", 50, 10.0)):
         with Heartbeat(layout, "", 0, "launch", 0, 1) as worker:
             worker.units, worker.encoded = {name: [encoded, 0]}, encoded
-            worker.stages = {stage: [seconds - 1, 1.0] for stage in STAGES}
+            worker.stages = dict.fromkeys(STAGES, (seconds - 1, 1.0))
     times = [_seconds(layout, 100, "", encoders) for encoders in ({"text"}, {"latents"}, {"masks"})]
     assert times == [20.0, 1000.0, None]
     assert _seconds(layout, 100, "launch", {"text"}) is None

@@ -9,7 +9,7 @@ from cachestore.core.errors import RecipeMismatch, Superseded
 from cachestore.core.inputs import combined_digest, digests_of
 from cachestore.core.keys import digest_bytes
 from cachestore.files.paths import Layout, LedgerName
-from cachestore.jobs import reconcile
+from cachestore.jobs import catalog_maker
 from cachestore.jobs.worker import Worker
 from cachestore.storage.catalog import list_generations
 from cachestore.storage.listing_numbers import listing_number, listing_numbers
@@ -39,7 +39,7 @@ def close_round(one):
 def record(one, number, *outcomes, partition=0, launch=None):
     """A ledger for a partition of a round, as a worker of a launch would write it."""
     folder = fakes.reconciler(one).ref.folder(one.layout)
-    publish_ledger(one.layout, folder, Ledger(LedgerName(number, 0, partition), "w" * 32, launch or one.launch, outcomes))
+    publish_ledger(one.layout, folder, Ledger(LedgerName(number, 0, partition, partition), "w" * 32, launch or one.launch, outcomes))
 
 
 # How a pass begins
@@ -135,7 +135,7 @@ def test_the_units_of_a_damaged_ledger_come_back(root):
     open_pass(one)
     record(one, 0, failed(0), partition=0)
     record(one, 0, failed(1), partition=1)
-    fakes.reconciler(one).ref.folder(one.layout).ledger(LedgerName(0, 0, 1)).write_bytes(b"?")
+    fakes.reconciler(one).ref.folder(one.layout).ledger(LedgerName(0, 0, 1, 1)).write_bytes(b"?")
     assert close_round(one) is None
     assert [list(units) for units in fetch(one)[0].units] == [[1]]
 
@@ -354,14 +354,14 @@ def test_an_older_listing_of_the_same_rows_adds_its_encoder(root):
 
 
 def test_a_generation_published_between_comparison_and_publication_is_compared_too(root, monkeypatch):
-    real, compared = reconcile.publish_draft, []
+    real, compared = catalog_maker.publish_draft, []
 
     def overtaken(layout, draft, **named):
-        monkeypatch.setattr(reconcile, "publish_draft", real)
+        monkeypatch.setattr(catalog_maker, "publish_draft", real)
         fakes.run(root, captions("b"), FakeEncoder(), listing=1)
         return real(layout, draft, **named)
 
-    monkeypatch.setattr(reconcile, "publish_draft", overtaken)
+    monkeypatch.setattr(catalog_maker, "publish_draft", overtaken)
     fakes.run(root, captions("a"), FakeEncoder(), listing=2, compare=lambda previous: compared.append(list(previous.captions)))
     assert compared == [["b"]]
     assert listed(catalog(root))[1:] == (2, 2)

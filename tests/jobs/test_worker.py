@@ -69,8 +69,8 @@ def test_a_heartbeat_tells_how_busy_each_stage_was(root):
     bench = Bench(root, captions("a", "b"), encoder)
     bench.work(clock=clock)
     (heartbeat,) = read_heartbeats(bench.job.layout)
-    assert heartbeat["stages"]["encode"] == [5.0, 0.0]
-    assert heartbeat["stages"]["prepare"] == [0.0, 5.0]
+    assert heartbeat.stages["encode"] == (5.0, 0.0)
+    assert heartbeat.stages["prepare"] == (0.0, 5.0)
 
 
 # Failures
@@ -132,7 +132,7 @@ def test_a_unit_that_the_only_proved_dead_was_on_alone_is_a_failure_too(root):
     bench.killed()
     bench.killed(on=0)
     first = bench.job.layout.worker(
-        Claims(bench.job.layout, bench.ref.folder(bench.job.layout), "", Watch(bench.job.layout)).holder(ClaimName(0, 0, 0, 0))
+        Claims(bench.job.layout, bench.ref.folder(bench.job.layout), "", Watch(bench.job.layout)).holder(ClaimName(0, 0, 0, 0, 0))
     )
     first.unlink()
     bench.work()
@@ -151,8 +151,9 @@ def test_a_claim_of_one_that_was_not_proved_dead_changes_nothing_else(root, how)
             holder.heartbeat.batch_took(0.1)
             holder.heartbeat.write()
         if how == "unreadable":
-            for recipe, partition in slots:
-                (holder.claims.folder.claims / f"0.{recipe}.{partition}.0").write_bytes(b"?")
+            assert len(slots) == 3
+            for path in holder.claims.folder.claims.iterdir():
+                path.write_bytes(b"?")
         if how == "own":
             holder.do_round(bench.opened)
         elif how != "ended":

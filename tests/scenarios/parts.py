@@ -58,10 +58,10 @@ def fill_without_being_first_to_reconcile(body: Mapping[str, Any]):
     """One rank that only takes over what another has begun to reconcile, so that this other is there to be killed."""
     really = Claims.take
 
-    def take(self, number, slot, *, after=None):
-        if slot[0] == 1 and after is None:
+    def take(self, number, recipe, partitions, *, after=None):
+        if recipe == 1 and after is None:
             return None
-        return really(self, number, slot, after=after)
+        return really(self, number, recipe, partitions, after=after)
 
     Claims.take = take  # pyright: ignore[reportAttributeAccessIssue]
     return fill(body)

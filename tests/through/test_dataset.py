@@ -302,13 +302,13 @@ def test_a_forked_child_that_drops_the_epoch_leaves_its_parents_part_of_the_pass
     loader = cs.make_loader(opened(root, pictures), batch_size=3, ahead=0)
     epoch = iter(loader)
     batches = [next(epoch)]
-    phases = [beat["phase"] for beat in read_heartbeats(Layout.at(root))]
+    phases = [beat.phase for beat in read_heartbeats(Layout.at(root))]
     child = os.fork()
     if child == 0:
         del epoch
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert [beat["phase"] for beat in read_heartbeats(Layout.at(root))] == phases
+    assert [beat.phase for beat in read_heartbeats(Layout.at(root))] == phases
     assert "working" in phases
     batches += epoch
     for ours, theirs in zip(batches, epochs(full, 1)[0], strict=True):

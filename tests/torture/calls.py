@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 
 import cachestore as cs
 from cachestore.core.keys import Key
-from cachestore.jobs import reconcile
+from cachestore.jobs import catalog_maker
 from cachestore.storage import append
 from cachestore.storage.findings import HARMLESS
 from tests import fakes
@@ -160,7 +160,7 @@ class _Notes:
 
 def tell_acknowledged(say: Callable[[Iterable[Key]], None], say_generation: Callable[[str, int], None]) -> None:
     """Have it said, in this process and from now on, when entries and catalogs are acknowledged."""
-    write_segment, publish_draft = append.write_segment, reconcile.publish_draft
+    write_segment, publish_draft = append.write_segment, catalog_maker.publish_draft
 
     def segment(*given: Any, **named: Any) -> append.Acknowledged:
         acknowledged = write_segment(*given, **named)
@@ -173,7 +173,7 @@ def tell_acknowledged(say: Callable[[Iterable[Key]], None], say_generation: Call
             say_generation(draft.catalog.name, after + 1)
         return published
 
-    append.write_segment, reconcile.publish_draft = segment, catalog
+    append.write_segment, catalog_maker.publish_draft = segment, catalog
 
 
 def say_to(path: Path) -> Callable[[str], None]:

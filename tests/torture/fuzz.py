@@ -225,7 +225,7 @@ def _read_claim(layout: Layout, path: Path) -> None:
     name = paths.parse_claim(path.name)
     assert isinstance(name, ClaimName)
     claims.life(name)
-    claims.look_at([name])
+    claims.judge({(name.recipe, name.first): name})
 
 
 def _read_done(layout: Layout, path: Path) -> None:
@@ -239,7 +239,7 @@ def _read_worker(layout: Layout, path: Path) -> None:
     worker = path.stem
     read_heartbeat(layout, worker)
     watch = Watch(layout)
-    watch.look(worker)
+    watch.life_of(worker)
     watch.has_died(worker)
     watch.last_heartbeat(worker)
     _look(layout)

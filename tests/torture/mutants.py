@@ -66,9 +66,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_CRASHES,
     ),
     "order of listings": Mutant(
-        "jobs/reconcile.py",
-        "                may_follow = self._may_follow(previous)\n",
-        "                may_follow = True\n",
+        "jobs/catalog_maker.py",
+        "            may_follow = _may_follow(job, previous)\n",
+        "            may_follow = True\n",
         *_OVERTAKING,
     ),
     "order of push": Mutant(

@@ -94,13 +94,13 @@ def _be(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> None:
     reported: dict[str, Any] = {"how": "finished", "text": "", "listing": 0, "rows": [], "resolution": str(request.resolution)}
     acknowledged = say_to(notes.with_suffix(".keys"))
     tell_acknowledged(lambda keys: acknowledged("".join(f"{key}\n" for key in keys)), lambda _name, _generation: None)
-    made = reconcile.Reconciler._publish
+    really = reconcile.publish_catalog
 
-    def publish(self: Any, *given: Any) -> Any:
-        reported.update(listing=self.job.listing, rows=list(self.job.plan.ids))
-        return made(self, *given)
+    def publish(presence: Any, job: Any, *others: Any) -> Any:
+        reported.update(listing=job.listing, rows=list(job.plan.ids))
+        return really(presence, job, *others)
 
-    reconcile.Reconciler._publish = publish  # pyright: ignore[reportAttributeAccessIssue]
+    reconcile.publish_catalog = publish
     numbers = count()
 
     def around(_call: Call, real: Callable[[], Any]) -> Any:

@@ -27,7 +27,7 @@ def published(layout, samples, model="a"):
 
 
 def differ(layout, mine):
-    return [heartbeat["worker"] for heartbeat in who_differs(layout, mine, worker="mine")]
+    return [shown.worker for shown, _theirs in who_differs(layout, mine, worker="mine")]
 
 
 def test_alone_nobody_differs(layout):
@@ -53,7 +53,7 @@ def test_an_invocation_that_lists_other_samples_is_named_with_up_to_five_of_them
     with meaning(layout, published(layout, [Sample("there")]), content="other") as heartbeat:
         assert differ(layout, intent(here)) == [heartbeat.worker]
         [found] = who_differs(layout, intent(here), worker="mine")
-    words = in_words(layout, intent(here), found)
+    words = in_words(layout, intent(here), *found)
     assert "rank 1" in words
     assert "only here: 'here 0', 'here 1', 'here 2', 'here 3', 'here 4', …" in words
     assert "only there: 'there'" in words
@@ -63,21 +63,21 @@ def test_an_invocation_with_other_captions_of_the_same_samples_is_named_with_the
     here, there = published(layout, captions("a", "b")), published(layout, captions("a", "c"))
     with meaning(layout, there, content="other"):
         [found] = who_differs(layout, intent(here), worker="mine")
-    assert "other captions or files for '0001'" in in_words(layout, intent(here), found)
+    assert "other captions or files for '0001'" in in_words(layout, intent(here), *found)
 
 
 def test_an_invocation_with_another_model_is_named_with_its_fingerprint(layout):
     here, there = published(layout, captions("a")), published(layout, captions("a"), model="b")
     with meaning(layout, there, models={"text": "e" * 64}):
         [found] = who_differs(layout, intent(here), worker="mine")
-    assert f"text: {'f' * 12} here, {'e' * 12} there" in in_words(layout, intent(here), found)
+    assert f"text: {'f' * 12} here, {'e' * 12} there" in in_words(layout, intent(here), *found)
 
 
 def test_a_plan_that_is_not_published_yet_is_told_apart_by_its_content(layout):
     here, there = published(layout, captions("a")), plan_of(captions("b"), [FakeEncoder()])
     with meaning(layout, there, content="other"):
         [found] = who_differs(layout, intent(here), worker="mine")
-    assert "content other there, c here" in in_words(layout, intent(here), found)
+    assert "content other there, c here" in in_words(layout, intent(here), *found)
 
 
 def test_keys_are_named_where_there_are_no_samples(layout):
@@ -87,7 +87,7 @@ def test_keys_are_named_where_there_are_no_samples(layout):
     publish_plan(layout, there)
     with meaning(layout, there, content="other"):
         [found] = who_differs(layout, intent(here), worker="mine")
-    assert f"only there: '{'62' * 16}'" in in_words(layout, intent(here), found)
+    assert f"only there: '{'62' * 16}'" in in_words(layout, intent(here), *found)
 
 
 def test_who_has_ended_or_died_or_has_not_noticed_the_end_of_its_pass_does_not_differ(layout):

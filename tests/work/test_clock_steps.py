@@ -110,6 +110,6 @@ def test_a_worker_is_neither_silent_nor_slow_nor_lost_as_the_clock_was_set(tmp_p
         [rank] = pass_status(one.layout, ref).ranks
         assert (rank.beat_age_seconds < 600, rank.still_seconds < 600, rank.is_silent) == (True, True, False)
         assert hangs(rank, 1.0) == ""
-        assert observer.look_at([rank.pid]).status is not None
+        assert observer.status_of_processes([rank.pid]).status is not None
         heartbeat.write()
         assert 0 < pass_status(one.layout, ref).ranks[0].rate <= rate

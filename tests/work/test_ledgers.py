@@ -19,7 +19,7 @@ def folder(layout):
 
 
 def ledger(number=0, recipe=0, partition=0, outcomes=(), worker="w" * 32):
-    return Ledger(LedgerName(number, recipe, partition), worker, "launch", tuple(outcomes))
+    return Ledger(LedgerName(number, recipe, partition, partition), worker, "launch", tuple(outcomes))
 
 
 def test_without_ledgers_nothing_is_finished(folder):
@@ -59,24 +59,29 @@ def test_of_two_ledgers_of_a_partition_the_first_stays(layout, folder):
     assert [found.worker for found in read_ledgers(folder, 0)] == ["a" * 32]
 
 
+def test_a_ledger_finishes_every_partition_of_its_range(layout, folder):
+    publish_ledger(layout, folder, Ledger(LedgerName(0, 1, 2, 4), "w" * 32, "launch", ()))
+    assert list_ledgers(folder, 0) == {(1, 2), (1, 3), (1, 4)}
+
+
 def test_ledgers_of_other_rounds_do_not_count(layout, folder):
     publish_ledger(layout, folder, ledger(0, 1, 2))
     publish_ledger(layout, folder, ledger(1, 0, 0))
     publish_ledger(layout, folder, ledger(10, 0, 0))
     assert list_ledgers(folder, 0) == {(1, 2)}
-    assert [found.name for found in read_ledgers(folder, 1)] == [LedgerName(1, 0, 0)]
+    assert [found.name for found in read_ledgers(folder, 1)] == [LedgerName(1, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff\xfe", None])
 def test_a_damaged_ledger_is_left_out_and_says_nothing(layout, folder, damage):
     publish_ledger(layout, folder, ledger(0, 0, 0, [Outcome(0, "made", Key(bytes(16)))]))
     publish_ledger(layout, folder, ledger(0, 0, 1, [Outcome(1, "made", Key(bytes(16)))]))
-    path = folder.ledger(LedgerName(0, 0, 0))
+    path = folder.ledger(LedgerName(0, 0, 0, 0))
     path.write_bytes(path.read_bytes().replace(b"made", b"nade") if damage is None else damage)
-    assert [found.name.partition for found in read_ledgers(folder, 0)] == [1]
+    assert [found.name.first for found in read_ledgers(folder, 0)] == [1]
 
 
 def test_a_file_of_another_name_is_no_ledger(folder):
     (folder.ledgers / "notes.txt").write_text("mine")
-    (folder.ledgers / "0.0.01.json").write_text("{}")
+    (folder.ledgers / "0.0.0-01.json").write_text("{}")
     assert list_ledgers(folder, 0) == frozenset()

@@ -1,25 +1,18 @@
-"""How units are cut, and in which order a worker looks at the parts."""
+"""How units are cut."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.work.partition import PARTITION_LIMIT, bounds, order_for, partition_count
+from cachestore.files.paths import PARTITION_LIMIT
+from cachestore.work.partition import bounds, partition_count, runs_of
 
 UNITS = st.integers(1, 3 * PARTITION_LIMIT) | st.sampled_from([1, PARTITION_LIMIT - 1, PARTITION_LIMIT, PARTITION_LIMIT + 1, 10_000_000])
 
 
-@st.composite
-def workers(draw):
-    """(rank, world size): rank unknown, or below the world size."""
-    world = draw(st.integers(1, 40))
-    return draw(st.none() | st.integers(0, world - 1)), world
-
-
-def test_no_units_have_no_partitions_and_nobody_looks_at_any():
+def test_no_units_have_no_partitions():
     assert partition_count(0) == 0
-    assert order_for(0, 1, 0, seed=3) == order_for(None, 4, 0, seed=3) == order_for(3, 4, 0, seed=3) == []
 
 
 @given(UNITS)
@@ -42,31 +35,8 @@ def test_few_units_have_a_partition_each_and_many_at_most_4096():
     assert partition_count(10_000_000) == PARTITION_LIMIT
 
 
-@given(workers(), st.integers(0, 300), st.integers(0, 2**32))
-def test_every_worker_looks_at_every_partition_once(worker, count, seed):
-    rank, world = worker
-    assert sorted(order_for(rank, world, count, seed=seed)) == list(range(count))
-
-
-@given(workers(), st.integers(0, 300), st.integers(0, 2**32))
-def test_a_worker_looks_at_its_own_partitions_first(worker, count, seed):
-    rank, world = worker
-    if rank is None:
-        return
-    own = [p for p in range(count) if p % world == rank]
-    assert order_for(rank, world, count, seed=seed)[: len(own)] == own
-
-
-@given(st.integers(1, 40), st.integers(0, 300))
-def test_the_first_choices_of_all_ranks_are_disjoint_and_together_everything(world, count):
-    own = [{p for p in order_for(rank, world, count, seed=0) if p % world == rank} for rank in range(world)]
-    assert sum(map(len, own)) == count
-    assert set().union(*own) == set(range(count))
-
-
-def test_workers_without_a_rank_begin_with_different_partitions():
-    assert len({order_for(None, 8, 100, seed=seed)[0] for seed in range(50)}) == 50
-
-
-def test_thieves_begin_with_different_partitions():
-    assert len({order_for(rank, 4, 16, seed=0)[4] for rank in range(4)}) == 4
+@given(st.sets(st.integers(0, 60)))
+def test_runs_have_no_gaps_and_are_as_few_as_possible(partitions):
+    runs = runs_of(sorted(partitions))
+    assert [p for run in runs for p in run] == sorted(partitions)
+    assert all(one.stop < other.start for one, other in pairwise(runs))

@@ -162,10 +162,3 @@ def test_the_round_of_another_pass_is_refused_and_the_next_pass_is_opened(layout
     with pytest.raises(FormatError, match="another pass"):
         read_round(layout, second, PLAN, 0)
     assert join_pass(layout, PLAN.name, "launch 2").number == 3
-
-
-def test_a_round_of_the_first_stores_does_not_say_whose_it_is_and_is_read(layout):
-    ref = join_pass(layout, PLAN.name, "launch 1")
-    body = {"units": [None, None], "launch": "x", "started": 0.0, "generation": None}
-    ref.folder(layout).round(0).write_bytes(encode_record("cachestore-round", VERSION, body))
-    assert read_round(layout, ref, PLAN, 0).launch == "x"

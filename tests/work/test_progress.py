@@ -45,7 +45,7 @@ def test_an_open_pass_says_what_is_finished_and_what_is_claimed(root):
     with Heartbeat(one.layout, one.plan.name, 1, "launch", 3, 4) as heartbeat:
         worker = Worker(one, ref, heartbeat)
         for partition in range(2):
-            worker.claims.take(0, (0, partition))
+            worker.claims.take(0, 0, range(partition, partition + 1))
         status = pass_status(one.layout, ref)
         worker.close()
         [rank] = status.ranks
@@ -126,11 +126,11 @@ def show(one, heartbeat, **changes):
 def test_the_rows_of_a_plan_are_never_read_and_its_header_and_rounds_once(three, monkeypatch):
     one, ref = three
     observer = Observer(one.layout)
-    assert observer.look(ref).total == 3
+    assert observer.status(ref).total == 3
     monkeypatch.setattr("cachestore.work.plan.read_table", None)
     monkeypatch.setattr(progress, "read_outline", None)
     monkeypatch.setattr(progress, "read_round_record", None)
-    assert observer.look(ref).units == 3
+    assert observer.status(ref).units == 3
 
 
 def test_the_heartbeats_of_those_that_ended_are_read_once(three, monkeypatch):
@@ -138,9 +138,9 @@ def test_the_heartbeats_of_those_that_ended_are_read_once(three, monkeypatch):
     with heartbeat_of(one) as heartbeat:
         heartbeat.encoded = 2
     observer = Observer(one.layout)
-    observer.look(ref)
+    observer.status(ref)
     monkeypatch.setattr(progress, "read_heartbeat", None)
-    assert observer.look(ref).encoded == 2
+    assert observer.status(ref).encoded == 2
 
 
 def test_a_count_that_stands_still_is_silent_by_the_observers_own_clock(three, clock):
@@ -148,14 +148,14 @@ def test_a_count_that_stands_still_is_silent_by_the_observers_own_clock(three, c
     observer = Observer(one.layout, clock)
     with heartbeat_of(one) as heartbeat:
         show(one, heartbeat, at=-1e6)
-        assert [rank.rank for rank in observer.look(ref).silent] == [0], "at one look there is only the age of the heartbeat"
+        assert [rank.rank for rank in observer.status(ref).silent] == [0], "at one look there is only the age of the heartbeat"
         clock.now += 29
-        assert observer.look(ref).silent == ()
+        assert observer.status(ref).silent == ()
         clock.now += 2
-        assert [rank.still_seconds for rank in observer.look(ref).silent] == [31.0]
+        assert [rank.still_seconds for rank in observer.status(ref).silent] == [31.0]
         heartbeat.count += 1
         heartbeat.write()
-        assert observer.look(ref).silent == ()
+        assert observer.status(ref).silent == ()
 
 
 def test_who_holds_an_open_claim_is_silent_and_who_holds_none_waits(three, clock):
@@ -163,12 +163,12 @@ def test_who_holds_an_open_claim_is_silent_and_who_holds_none_waits(three, clock
     observer = Observer(one.layout, clock)
     with heartbeat_of(one) as busy, heartbeat_of(one, rank=1) as idle:
         worker = Worker(one, ref, busy)
-        worker.claims.take(0, (0, 0))
+        worker.claims.take(0, 0, range(1))
         busy.rise(phase="working")
         idle.rise(phase="working")
-        assert {rank.phase for rank in observer.look(ref).ranks} == {"working"}
+        assert {rank.phase for rank in observer.status(ref).ranks} == {"working"}
         clock.now += 31
-        status = observer.look(ref)
+        status = observer.status(ref)
         worker.close()
     assert {rank.rank: rank.phase for rank in status.ranks} == {0: "working", 1: "waiting"}
     assert [rank.rank for rank in status.silent] == [0]
@@ -179,10 +179,10 @@ def test_a_rate_falls_while_a_worker_stands_still(three, clock):
     observer = Observer(one.layout, clock)
     with heartbeat_of(one) as heartbeat:
         show(one, heartbeat, encoded=2, lived=1.0)
-        observer.look(ref)
-        assert observer.look(ref).ranks[0].rate == 2.0
+        observer.status(ref)
+        assert observer.status(ref).ranks[0].rate == 2.0
         clock.now += 3
-        assert observer.look(ref).ranks[0].rate == 0.5
+        assert observer.status(ref).ranks[0].rate == 0.5
 
 
 @pytest.mark.parametrize(
@@ -212,38 +212,38 @@ def test_processes_are_found_by_their_numbers_and_not_by_those_of_others(three):
     one, _ref = three
     observer = Observer(one.layout)
     nothing = LaunchStatus()
-    assert observer.look_at([1]) == nothing
+    assert observer.status_of_processes([1]) == nothing
     with heartbeat_of(one) as heartbeat:
         show(one, heartbeat, pid=77)
-        assert observer.look_at([1]) == observer.look_at([]) == nothing
-        seen = observer.look_at([1, 77])
+        assert observer.status_of_processes([1]) == observer.status_of_processes([]) == nothing
+        seen = observer.status_of_processes([1, 77])
         assert (seen.status.plan, seen.launch, [rank.pid for rank in seen.ranks]) == (one.plan.name, "launch", [77])
         show(one, heartbeat, pid=77, lived=60.0)
-        assert observer.look_at([77]) == nothing, "another process had that number before"
+        assert observer.status_of_processes([77]) == nothing, "another process had that number before"
         show(one, heartbeat, pid=77, host="elsewhere")
-        assert observer.look_at([77]) == nothing
+        assert observer.status_of_processes([77]) == nothing
 
 
 def test_processes_say_what_they_do_before_there_is_a_pass(layout):
     observer = Observer(layout)
     with Heartbeat(layout, "", 0, "launch", 0, 1) as heartbeat:
         heartbeat.show(doing="listing photos/")
-        seen = observer.look_at([os.getpid()])
+        seen = observer.status_of_processes([os.getpid()])
         assert (seen.status, seen.launch, [rank.doing for rank in seen.ranks]) == (None, "", ["listing photos/"])
-    assert [rank.phase for rank in observer.look_at([os.getpid()]).ranks] == ["ended"]
+    assert [rank.phase for rank in observer.status_of_processes([os.getpid()]).ranks] == ["ended"]
 
 
 def test_a_worker_that_joins_the_pass_during_a_look_is_seen_once(three, monkeypatch):
     one, _ref = three
-    look = Observer._look
+    read = Observer._status_or_none
 
     def join_first(observer, ref):
         late.join(ref.plan, ref.number, "launch")
-        return look(observer, ref)
+        return read(observer, ref)
 
-    monkeypatch.setattr(Observer, "_look", join_first)
+    monkeypatch.setattr(Observer, "_status_or_none", join_first)
     with heartbeat_of(one, rank=0), Heartbeat(one.layout, "", 0, "launch", 1, 2) as late:
-        seen = Observer(one.layout).look_at([os.getpid()])
+        seen = Observer(one.layout).status_of_processes([os.getpid()])
     assert [rank.rank for rank in seen.ranks] == [0, 1]
 
 
@@ -273,10 +273,10 @@ def test_a_worker_on_another_machine_may_live_and_one_not_heard_of_for_long_does
     observer = Observer(one.layout, clock)
     with heartbeat_of(one) as heartbeat:
         show(one, heartbeat, host="elsewhere")
-        [rank] = observer.look(ref).at_work
+        [rank] = observer.status(ref).at_work
         assert rank.alive is None
         clock.now += 181
-        assert observer.look(ref).at_work == ()
+        assert observer.status(ref).at_work == ()
 
 
 def test_the_counts_of_one_worker_become_those_of_all_at_most_once_a_second(three, clock):
@@ -296,7 +296,7 @@ def test_the_counts_of_one_worker_become_those_of_all_at_most_once_a_second(thre
 
 def test_a_round_of_other_recipes_is_refused_and_has_no_status(three):
     one, ref = three
-    body = {"units": [None, None], "launch": "", "started": 0.0, "generation": None}
+    body = {"plan": ref.plan, "pass": 1, "round": 1, "units": [None, None], "launch": "", "started": 0.0, "generation": None}
     ref.folder(one.layout).round(1).write_bytes(encode_record("cachestore-round", 1, body))
     with pytest.raises(FormatError, match="2 recipes, but its plan has 1"):
         pass_status(one.layout, ref)
