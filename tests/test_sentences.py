@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -72,8 +73,22 @@ def named_in(text: str) -> set[str]:
     return set() if text.split(" ", maxsplit=1)[0] in COMMANDS else set(_OPTION.findall(_COMMAND.sub("", text)))
 
 
+def arguments() -> set[str]:
+    """The arguments of the public calls, spelled as options: a message names one by `option(...)` where only Python has it."""
+    public = [getattr(cachestore, name) for name in cachestore.__all__]
+    calls = [call for each in public if callable(each) for call in (each, *vars(each).values()) if inspect.isroutine(call) or call is each]
+    named: set[str] = set()
+    for call in calls:
+        try:
+            named |= {name.replace("_", "-") for name in inspect.signature(call).parameters}
+        except (TypeError, ValueError):  # a class of Python's own
+            continue
+    return named
+
+
+@pytest.mark.torch
 def test_every_option_that_a_message_names_exists():
-    known = OTHERS.union(*options().values())
+    known = OTHERS.union(arguments(), *options().values())
     found = {
         (str(path.relative_to(PACKAGE)), option)
         for path in PACKAGE.rglob("*.py")
@@ -85,13 +100,14 @@ def test_every_option_that_a_message_names_exists():
 
 
 def test_messages_that_commands_share_name_no_option_that_only_some_of_them_have():
-    both = options()["push"] & options()["pull"]
+    of_commands = options()
+    both, known = of_commands["push"] & of_commands["pull"], set[str]().union(*of_commands.values())
     found = {
         (str(path.relative_to(PACKAGE)), option)
         for room in SHARED
         for path in (PACKAGE / room).rglob("*.py")
         for text in texts_in(path)
-        for option in named_in(text) - (both if room == "remote" else set())
+        for option in (named_in(text) & known) - (both if room == "remote" else set())  # others are arguments of Python alone
     }
     assert found == set(NAMED_IN_SHARED)
 

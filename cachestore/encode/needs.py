@@ -29,7 +29,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Input:
     name: str
     """A regular expression that is searched in the class name."""
     needs: tuple[Need, ...]
@@ -45,21 +45,21 @@ _CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, o
 _CONTROL_VIDEO = Need("latents of the control video")
 
 _ROWS: Final = (
-    _Row(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
-    _Row(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
-    _Row(r"^LTX2(InContext|HDR)", (Need("latents of the reference video"),)),
-    _Row(r"^LTX2Pipeline$", (Need(AUDIO),)),
-    _Row(r"^CogVideoXFunControl|^EasyAnimateControl", (_CONTROL_VIDEO,)),
-    _Row(r"^LucyEdit", (Need("latents of the video that is edited"),)),
-    _Row(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),
-    _Row(r"Upscale|SuperResolution|ImageRefiner", (Need("the small picture that is scaled up"),)),
-    _Row(r"Depth2Img", (Need("depth maps"),), depends_on_channels=True),
-    _Row(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), depends_on_channels=True),
-    _Row(r"^(FluxKontext|QwenImageEdit|JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
-    _Row(r"^QwenImageLayered", (Need("latents of each picture's layers"),)),
-    _Row(r"^FluxFill|Inpaint", (_MASKED,), depends_on_channels=True),
-    _Row(r"GLIGEN", (Need("boxes and phrases"),)),
-    _Row(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),
+    _Input(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
+    _Input(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
+    _Input(r"^LTX2(InContext|HDR)", (Need("latents of the reference video"),)),
+    _Input(r"^LTX2Pipeline$", (Need(AUDIO),)),
+    _Input(r"^CogVideoXFunControl|^EasyAnimateControl", (_CONTROL_VIDEO,)),
+    _Input(r"^LucyEdit", (Need("latents of the video that is edited"),)),
+    _Input(r"ImageToVideo|Image2Video|I2V|^PIA|^StableVideoDiffusion|^ChronoEdit|Framepack|SanaWM", (_FIRST_FRAME,)),
+    _Input(r"Upscale|SuperResolution|ImageRefiner", (Need("the small picture that is scaled up"),)),
+    _Input(r"Depth2Img", (Need("depth maps"),), depends_on_channels=True),
+    _Input(r"InstructPix2Pix|(Flux|CogView4)Control(?!Net)", (_CONTROL,), depends_on_channels=True),
+    _Input(r"^(FluxKontext|QwenImageEdit|JoyImageEdit|BriaFiboEdit|LongCatImageEdit)", (_CONTROL,)),
+    _Input(r"^QwenImageLayered", (Need("latents of each picture's layers"),)),
+    _Input(r"^FluxFill|Inpaint", (_MASKED,), depends_on_channels=True),
+    _Input(r"GLIGEN", (Need("boxes and phrases"),)),
+    _Input(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),
 )
 """The first row that matches a class name counts."""
 

@@ -184,7 +184,7 @@ def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _ExportedFile:
     """A file to write. Two with the same path are one file if they are made from the same."""
 
     encoder: str
@@ -233,7 +233,7 @@ class _Export:
     def _fail(self, sample: str, encoder: str, error: Exception) -> None:
         self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
 
-    def _files_of(self, row: int) -> Iterator[_File]:
+    def _files_of(self, row: int) -> Iterator[_ExportedFile]:
         """Yield the files of a row: of its text and of its picture or clips, or, if the trainer joins them, of each with the row's text."""
         if not self.layout.writing.is_joined:
             yield from self._texts(row)
@@ -248,7 +248,7 @@ class _Export:
                 both = Contents({**file.contents.tensors, **text.contents.tensors}, file.contents.values)
                 yield changed(file, made_from=(*text.made_from, *file.made_from), contents=both)
 
-    def _texts(self, row: int) -> Iterator[_File]:
+    def _texts(self, row: int) -> Iterator[_ExportedFile]:
         """Yield the files of a row's first caption, or of all if a file is named by its caption."""
         layout, column = self.layout, self.layout.captions
         if column is None:
@@ -262,9 +262,9 @@ class _Export:
                 self._fail(layout.catalog.ids[row], column.encoder, error)
                 continue
             for tree in layout.text_trees(row):
-                yield _File(column.encoder, layout.inside(tree, path), (key, named.caption), contents)
+                yield _ExportedFile(column.encoder, layout.inside(tree, path), (key, named.caption), contents)
 
-    def _empty_caption(self) -> Iterator[tuple[str, _File]]:
+    def _empty_caption(self) -> Iterator[tuple[str, _ExportedFile]]:
         """Yield the text of the empty caption, if the trainer has a file for it, and the store has it but no sample does."""
         column, catalog = self.layout.captions, self.layout.catalog
         if column is None or not self.layout.writing.has_empty_caption or not len(catalog) or "" in catalog.captions:
@@ -278,9 +278,9 @@ class _Export:
             self._fail("", column.encoder, error)
             return
         path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
-        yield "", _File(column.encoder, path, (key,), contents)
+        yield "", _ExportedFile(column.encoder, path, (key,), contents)
 
-    def _latents(self, row: int) -> Iterator[_File]:
+    def _latents(self, row: int) -> Iterator[_ExportedFile]:
         """Yield the files of a row's picture or video, one for each variant or one for all."""
         layout = self.layout
         cells = [(column, index) for column in layout.visuals for index in layout.indices(row, column)]
@@ -300,7 +300,7 @@ class _Export:
             tree = layout.tree_of(source, column)
             path = layout.inside(tree, path)
             listed = Listed(path, tree, str(layout.root_of(source) / named.reference), named, family)
-            yield _File(column.encoder, path, keys, contents, listed)
+            yield _ExportedFile(column.encoder, path, keys, contents, listed)
 
 
 def _encoded(wanted: Format, contents: Contents) -> bytes:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachestore.interop.format import Format, Writing
 
 
-class _Row(NamedTuple):
+class _Trainer(NamedTuple):
     folder: str
     is_imported: bool = True
     is_exported: bool = True
@@ -19,14 +19,14 @@ class _Row(NamedTuple):
     """Other names under which people know the trainer, for suggestions."""
 
 
-_TRAINERS: Final[Mapping[str, _Row]] = {
-    "sd-scripts": _Row("sd_scripts", also_called=("kohya", "kohya_ss")),
-    "simpletuner": _Row("simpletuner"),
-    "musubi": _Row("musubi"),
-    "ai-toolkit": _Row("ai_toolkit", also_called=("ostris",)),
-    "diffusion-pipe": _Row("diffusion_pipe", is_exported=False),
-    "ltx": _Row("ltx"),
-    "nemo-automodel": _Row("nemo", is_imported=False, also_called=("nemo", "automodel")),
+_TRAINERS: Final[Mapping[str, _Trainer]] = {
+    "sd-scripts": _Trainer("sd_scripts", also_called=("kohya", "kohya_ss")),
+    "simpletuner": _Trainer("simpletuner"),
+    "musubi": _Trainer("musubi"),
+    "ai-toolkit": _Trainer("ai_toolkit", also_called=("ostris",)),
+    "diffusion-pipe": _Trainer("diffusion_pipe", is_exported=False),
+    "ltx": _Trainer("ltx"),
+    "nemo-automodel": _Trainer("nemo", is_imported=False, also_called=("nemo", "automodel")),
 }
 
 WEBDATASET: Final = "webdataset"

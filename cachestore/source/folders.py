@@ -57,7 +57,7 @@ def list_source(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
 _KINDS: Final = dict.fromkeys(IMAGE_SUFFIXES, IMAGE) | dict.fromkeys(VIDEO_SUFFIXES, VIDEO)
 
 
-class _File(NamedTuple):
+class _SampleFile(NamedTuple):
     """A picture or video of a folder."""
 
     reference: str
@@ -122,9 +122,9 @@ class _Texts:
         left.sort(self.names, unclaimed)
 
 
-def _files_in(walk: Walk, root: Path, how: ListingOptions) -> tuple[list[_File], dict[str, _Texts]]:
+def _files_in(walk: Walk, root: Path, how: ListingOptions) -> tuple[list[_SampleFile], dict[str, _Texts]]:
     """Return the pictures and videos below a folder, sorted, and the other files by the prefix of their folder."""
-    found: list[_File] = []
+    found: list[_SampleFile] = []
     texts: dict[str, _Texts] = {}
     for names in walk.folders_below(root):
         here = texts[names.prefix] = _Texts(names)
@@ -136,12 +136,12 @@ def _files_in(walk: Walk, root: Path, how: ListingOptions) -> tuple[list[_File],
                 continue
             if kind == IMAGE and how.videos and is_animated_path(names.path / name):
                 kind = VIDEO
-            found.append(_File(f"{names.prefix}{name}", kind, normal(f"{names.prefix}{stem}")))
+            found.append(_SampleFile(f"{names.prefix}{name}", kind, normal(f"{names.prefix}{stem}")))
     found.sort(key=lambda one: by_spelling(one.reference))
     return found, texts
 
 
-def _owners_of(found: Sequence[_File], how: ListingOptions, remarks: Remarks) -> dict[str, tuple[str, str]]:
+def _owners_of(found: Sequence[_SampleFile], how: ListingOptions, remarks: Remarks) -> dict[str, tuple[str, str]]:
     """Return the (stem, role) of each reference that belongs to another file, by its name or its folder. The stem is empty if none fits."""
     located = located_in((one.stem for one in found), how, remarks)
     stems = {one.stem for one in found if one.stem not in located}
@@ -204,7 +204,7 @@ def _from_folder(root: Path, how: ListingOptions, remarks: Remarks) -> Iterator[
 
 
 def _captions_of(
-    file: _File,
+    file: _SampleFile,
     texts: Mapping[str, _Texts],
     spelled: Callable[[], AbstractSet[str]],
     *,

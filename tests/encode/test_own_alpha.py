@@ -120,9 +120,7 @@ def test_alphas_can_be_added_to_a_data_set_and_are_not_lost_without_a_word(built
     assert cs.repair(store, refill=True).missing == 0
 
 
-def test_the_option_is_kept_only_where_it_is_given():
-    plain = PrecomputeRequest("d", "m", "s")
-    assert "alpha" not in plain.hints()
+def test_a_catalog_keeps_the_option():
     asked = PrecomputeRequest("d", "m", "s", alpha="mask")
     assert PrecomputeRequest.from_hints(asked.hints(), store="s").alpha == "mask"
 

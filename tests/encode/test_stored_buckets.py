@@ -58,7 +58,7 @@ def test_a_trainer_finds_all_latents_in_its_own_buckets_and_says_which_it_needs(
     if trainer != "sd-scripts":  # its buckets are ours, but for ties
         others = run(trainer, "others", bucket_step=16)
         assert not others.complete
-        assert f"precompute with --buckets {trainer} makes latents for its buckets" in others.not_taken[0]
+        assert f'precompute with buckets="{trainer}" makes latents for its buckets' in others.not_taken[0]
 
 
 def test_simpletuner_gets_the_sizes_and_crops_of_its_own_rule(data, built, tmp_path):

@@ -179,7 +179,7 @@ def test_clips_whose_frames_are_repeated_are_named_with_both_rates(tmp_path):
     }
     [line] = [line for line in in_words(found, tmp_path) if "repeated" in line]
     assert "2 clips have fewer frames a second" in line
-    assert "slow.mp4 47% (4 a second at --fps 8)" in line
+    assert "slow.mp4 47% (4 a second at fps=8)" in line
     assert forecast_of(asked(data, tmp_path, fps=2)).fits.repeated_frames.count == 0
     assert forecast_of(asked(data, tmp_path, fps=None)).fits.repeated_frames.count == 0
 
@@ -212,11 +212,11 @@ def test_without_pyav_it_is_reported_how_to_install_it_and_pictures_need_none(fo
 @pytest.mark.parametrize(
     ("row", "options", "says"),
     [
-        ({"video": "a.mp4"}, {"frames": (), "fps": None}, "has a video: pass --frames"),
+        ({"video": "a.mp4"}, {"frames": (), "fps": None}, "has a video: pass frames"),
         ({"video": "a.mp4", "image": "a.png"}, {}, "has a video and a picture, but only one of them can be trained on"),
         ({"video": ["a.mp4", "b.mp4"]}, {}, "has a video and another one"),
-        ({"video": "a.mp4", "control": "c.png"}, {"clips": 2}, "has a video with control images, which --crop random and --clips"),
-        ({"video": "a.mp4", "control": "c.png"}, {"crop": "random"}, "has a video with control images, which --crop random and --clips"),
+        ({"video": "a.mp4", "control": "c.png"}, {"clips": 2}, 'has a video with control images, which crop="random" and clips'),
+        ({"video": "a.mp4", "control": "c.png"}, {"crop": "random"}, 'has a video with control images, which crop="random" and clips'),
     ],
 )
 def test_what_does_not_go_with_a_video_is_refused_by_the_samples_name(tmp_path, row, options, says):

@@ -47,7 +47,7 @@ def test_a_videos_key_is_known_from_its_bytes_and_what_is_taken_of_it(look_alike
         "fps": [20, 1],
         "start": [0],
     }
-    reported = {"bucket": [48, 16, 17], "start": 0, "pixels": "pyav-swscale-601-pillow-lanczos/1"}
+    reported = {"bucket": [48, 16, 17], "start": 0, "pixels": "pyav-swscale-601-torch-lanczos/1"}
     assert resolved.meta == {"input_digest": digest_bytes(clip), "encoder": "latents", **reported}
     assert str(resolved.key) == str(resolve(look_alike, clip).key)
 

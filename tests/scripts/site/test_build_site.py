@@ -36,10 +36,13 @@ def literals(folder):
     return "\n".join(found)
 
 
+_OPTION = r"(?<![\w-])--[a-z][a-z-]+"
+
+
 def unknown(messages, code):
-    """The parts of messages that are in no text of the code. `{}` of a template is `…` too."""
-    code = re.sub(r"\{\}|%\w", "…", code)
-    parts = [part.strip(" :;,.()[]") for message in messages for part in message.split("…")]
+    """The parts of messages that are in no text of the code. `{}` of a template is `…` too, and so is an option, which code may spell. Code may join what follows a semicolon."""
+    code = re.sub(rf"\{{\}}|%\w|{_OPTION}", "…", code)
+    parts = [part.strip(" :;,.()[]") for message in messages for part in re.split(rf"…|; |{_OPTION}", message)]
     return [part for part in parts if len(part) > 3 and part not in code]
 
 
