@@ -40,7 +40,10 @@ _OPTION = r"(?<![\w-])--[a-z][a-z-]+"
 
 
 def unknown(messages, code):
-    """The parts of messages that are in no text of the code. `{}` of a template is `…` too, and so is an option, which code may spell. Code may join what follows a semicolon."""
+    """The parts of messages that are in no text of the code. `{}` of a template is `…` too.
+
+    Options are left out, as code spells them, and so are semicolons, at which code joins what it says.
+    """
     code = re.sub(rf"\{{\}}|%\w|{_OPTION}", "…", code)
     parts = [part.strip(" :;,.()[]") for message in messages for part in re.split(rf"…|; |{_OPTION}", message)]
     return [part for part in parts if len(part) > 3 and part not in code]
