@@ -9,6 +9,20 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from cachestore.care.collect import CompactReport as CompactReport
+    from cachestore.care.collect import DropReport as DropReport
+    from cachestore.care.collect import GcReport as GcReport
+    from cachestore.care.collect import collect as gc  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from cachestore.care.collect import compact as compact
+    from cachestore.care.collect import drop as drop
+    from cachestore.care.relocate import RelocateReport as RelocateReport
+    from cachestore.care.relocate import relocate as relocate
+    from cachestore.care.repair import RepairReport as RepairReport
+    from cachestore.care.repair import repair as repair
+    from cachestore.care.status import StatusReport as StatusReport
+    from cachestore.care.status import status as status
+    from cachestore.care.verify import VerifyReport as VerifyReport
+    from cachestore.care.verify import verify as verify
     from cachestore.core.captions import CaptionPolicy as CaptionPolicy
     from cachestore.core.errors import BadInput as BadInput
     from cachestore.core.errors import BadUsage as BadUsage
@@ -34,48 +48,34 @@ if TYPE_CHECKING:
     from cachestore.core.samples import Sample as Sample
     from cachestore.core.samples import Source as Source
     from cachestore.files.fingerprints import fingerprint as fingerprint
-    from cachestore.interop.exporting import ExportReport as ExportReport
-    from cachestore.interop.exporting import export_cache as export_cache
-    from cachestore.interop.import_request import ImportReport as ImportReport
-    from cachestore.interop.importing import import_cache as import_cache
-    from cachestore.jobs.fill import fill as fill
-    from cachestore.jobs.forecast import Forecast as Forecast
-    from cachestore.jobs.pass_loop import Report as Report
-    from cachestore.jobs.precompute import plan as plan
-    from cachestore.jobs.precompute import precompute as precompute
-    from cachestore.loading.batches import BucketBatchSampler as BucketBatchSampler
-    from cachestore.loading.dataset import CachedDataset as CachedDataset
-    from cachestore.loading.features import Feature as Feature
-    from cachestore.loading.loader import make_loader as make_loader
-    from cachestore.loading.mixed import MixedDataset as MixedDataset
-    from cachestore.maintain.collect import CompactReport as CompactReport
-    from cachestore.maintain.collect import DropReport as DropReport
-    from cachestore.maintain.collect import GcReport as GcReport
-    from cachestore.maintain.collect import collect as gc  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    from cachestore.maintain.collect import compact as compact
-    from cachestore.maintain.collect import drop as drop
-    from cachestore.maintain.relocate import RelocateReport as RelocateReport
-    from cachestore.maintain.relocate import relocate as relocate
-    from cachestore.maintain.repair import RepairReport as RepairReport
-    from cachestore.maintain.repair import repair as repair
-    from cachestore.maintain.status import StatusReport as StatusReport
-    from cachestore.maintain.status import status as status
-    from cachestore.maintain.verify import VerifyReport as VerifyReport
-    from cachestore.maintain.verify import verify as verify
+    from cachestore.jobs.run.pass_loop import Report as Report
+    from cachestore.jobs.share.progress import PassStatus as PassStatus
+    from cachestore.jobs.share.progress import RankStatus as RankStatus
+    from cachestore.jobs.start.fill import fill as fill
+    from cachestore.jobs.start.forecast import Forecast as Forecast
+    from cachestore.jobs.start.precompute import plan as plan
+    from cachestore.jobs.start.precompute import precompute as precompute
     from cachestore.remote.pull import pull as pull
     from cachestore.remote.push import push as push
     from cachestore.remote.transfer import TransferReport as TransferReport
-    from cachestore.storage.findings import DamagedEntry as DamagedEntry
-    from cachestore.storage.findings import Finding as Finding
-    from cachestore.storage.stats import CatalogStats as CatalogStats
-    from cachestore.storage.stats import StoreStats as StoreStats
-    from cachestore.storage.stats import stats as stats
-    from cachestore.store.writer import Store as Store
-    from cachestore.store.writer import open_store as open  # noqa: A004, F401 - public as `cs.open`  # pyright: ignore[reportUnusedImport]
-    from cachestore.through.read_through import ModelReadThrough as ModelReadThrough
-    from cachestore.through.read_through import ReadThrough as ReadThrough
-    from cachestore.work.progress import PassStatus as PassStatus
-    from cachestore.work.progress import RankStatus as RankStatus
+    from cachestore.store.format.findings import DamagedEntry as DamagedEntry
+    from cachestore.store.format.findings import Finding as Finding
+    from cachestore.store.read.stats import CatalogStats as CatalogStats
+    from cachestore.store.read.stats import StoreStats as StoreStats
+    from cachestore.store.read.stats import stats as stats
+    from cachestore.store.write.writer import Store as Store
+    from cachestore.store.write.writer import open_store as open  # noqa: A004, F401 - public as `cs.open`  # pyright: ignore[reportUnusedImport]
+    from cachestore.train.batches import BucketBatchSampler as BucketBatchSampler
+    from cachestore.train.dataset import CachedDataset as CachedDataset
+    from cachestore.train.encoding.read_through import ModelReadThrough as ModelReadThrough
+    from cachestore.train.encoding.read_through import ReadThrough as ReadThrough
+    from cachestore.train.features import Feature as Feature
+    from cachestore.train.loader import make_loader as make_loader
+    from cachestore.train.mixed import MixedDataset as MixedDataset
+    from cachestore.trainers.exporting import ExportReport as ExportReport
+    from cachestore.trainers.exporting import export_cache as export_cache
+    from cachestore.trainers.import_request import ImportReport as ImportReport
+    from cachestore.trainers.importing import import_cache as import_cache
 
 _NAMES = {
     "core.captions": "CaptionPolicy",
@@ -86,31 +86,31 @@ _NAMES = {
     "core.keys": "Key Recipe key",
     "core.samples": "Sample Source",
     "files.fingerprints": "fingerprint",
-    "interop.exporting": "ExportReport export_cache",
-    "interop.import_request": "ImportReport",
-    "interop.importing": "import_cache",
-    "jobs.fill": "fill",
-    "jobs.forecast": "Forecast",
-    "jobs.pass_loop": "Report",
-    "jobs.precompute": "plan precompute",
-    "loading.batches": "BucketBatchSampler",
-    "loading.dataset": "CachedDataset",
-    "loading.features": "Feature",
-    "loading.loader": "make_loader",
-    "loading.mixed": "MixedDataset",
-    "maintain.collect": "CompactReport DropReport GcReport compact drop gc",
-    "maintain.relocate": "RelocateReport relocate",
-    "maintain.repair": "RepairReport repair",
-    "maintain.status": "StatusReport status",
-    "maintain.verify": "VerifyReport verify",
+    "trainers.exporting": "ExportReport export_cache",
+    "trainers.import_request": "ImportReport",
+    "trainers.importing": "import_cache",
+    "jobs.start.fill": "fill",
+    "jobs.start.forecast": "Forecast",
+    "jobs.run.pass_loop": "Report",
+    "jobs.start.precompute": "plan precompute",
+    "train.batches": "BucketBatchSampler",
+    "train.dataset": "CachedDataset",
+    "train.features": "Feature",
+    "train.loader": "make_loader",
+    "train.mixed": "MixedDataset",
+    "care.collect": "CompactReport DropReport GcReport compact drop gc",
+    "care.relocate": "RelocateReport relocate",
+    "care.repair": "RepairReport repair",
+    "care.status": "StatusReport status",
+    "care.verify": "VerifyReport verify",
     "remote.pull": "pull",
     "remote.push": "push",
     "remote.transfer": "TransferReport",
-    "storage.findings": "DamagedEntry Finding",
-    "storage.stats": "CatalogStats StoreStats stats",
-    "store.writer": "Store open",
-    "through.read_through": "ModelReadThrough ReadThrough",
-    "work.progress": "PassStatus RankStatus",
+    "store.format.findings": "DamagedEntry Finding",
+    "store.read.stats": "CatalogStats StoreStats stats",
+    "store.write.writer": "Store open",
+    "train.encoding.read_through": "ModelReadThrough ReadThrough",
+    "jobs.share.progress": "PassStatus RankStatus",
 }
 """The public names, by module."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -138,7 +138,7 @@ class Demo:
         """Watch from outside; kill the first rank with a segment published and a claim open: (pid, all pids, keys, open claims)."""
         from cachestore.core.errors import CacheStoreError
         from cachestore.files.paths import Layout
-        from cachestore.storage.snapshot import list_segments, load_snapshot, open_layout
+        from cachestore.store.read.snapshot import list_segments, load_snapshot, open_layout
 
         deadline = time.monotonic() + DEADLINE_SECONDS
         pids: set[int] = set()
@@ -263,7 +263,7 @@ class Demo:
         return _run("show", str(self.store), key, "--json")[0]
 
     def _entries_of(self, segment: str) -> list[str]:
-        from cachestore.storage.segment import read_contents
+        from cachestore.store.format.segment import read_contents
 
         return [str(entry.key) for entry in read_contents(self.store / segment).entries]
 
@@ -291,7 +291,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _heartbeats(layout: Any) -> Sequence[Any]:
-    from cachestore.work.workers import read_heartbeats
+    from cachestore.jobs.share.workers import read_heartbeats
 
     return read_heartbeats(layout)
 
@@ -299,9 +299,9 @@ def _heartbeats(layout: Any) -> Sequence[Any]:
 def _open_claims(layout: Any, worker: str) -> int:
     """How many partitions a worker has claimed and not finished."""
     from cachestore.files.paths import PassFolder
-    from cachestore.work.claims import Claims
-    from cachestore.work.ledgers import list_ledgers
-    from cachestore.work.workers import Watch, read_heartbeat
+    from cachestore.jobs.share.claims import Claims
+    from cachestore.jobs.share.ledgers import list_ledgers
+    from cachestore.jobs.share.workers import Watch, read_heartbeat
 
     heartbeat = read_heartbeat(layout, worker)
     if heartbeat is None:
@@ -313,7 +313,7 @@ def _open_claims(layout: Any, worker: str) -> int:
 
 
 def _offset_of(path: Path, key: str) -> int:
-    from cachestore.storage.segment import read_contents
+    from cachestore.store.format.segment import read_contents
 
     return next(entry.offset for entry in read_contents(path).entries if str(entry.key) == key)
 

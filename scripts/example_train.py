@@ -24,7 +24,7 @@ from typing import Any
 
 import tiny_models
 
-from cachestore.encode.environment import set_library_defaults
+from cachestore.encode.batching.environment import set_library_defaults
 
 STEPS = 10
 BATCH_SIZE = 2
@@ -184,7 +184,7 @@ def on_the_fly(
     import torch
     from PIL import Image
 
-    from cachestore.loading.latents import noise_seed
+    from cachestore.train.latents import noise_seed
 
     config = pipeline.vae.config
     for epoch, ids in schedule:

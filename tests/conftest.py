@@ -77,7 +77,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def layout(root):
-    from cachestore.storage.commit import create_store
+    from cachestore.store.write.commit import create_store
 
     return create_store(root)
 
@@ -88,7 +88,7 @@ def makers(monkeypatch):
     from tests import fakes
 
     makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
     fakes.fake_processes(monkeypatch)
     return makers
 
@@ -96,9 +96,9 @@ def makers(monkeypatch):
 @pytest.fixture
 def torch_files_read_here(monkeypatch):
     """The process that reads files with pickles is test_sandbox's: starting one takes seconds."""
-    from cachestore.interop.torch_files import read_torch
+    from cachestore.trainers.torch_files import read_torch
 
-    monkeypatch.setattr("cachestore.interop.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
+    monkeypatch.setattr("cachestore.trainers.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
 
 
 @pytest.fixture(scope="module")

@@ -22,17 +22,17 @@ from cachestore.core.inputs import IMAGES, digests_of, references_of, request_fo
 from cachestore.core.keys import Recipe, digest_bytes, digest_text, input_key
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import Sample
-from cachestore.encode.unit import Prepared, Resolved
+from cachestore.encode.batching.unit import Prepared, Resolved
 from cachestore.files.paths import Layout
-from cachestore.jobs.pass_loop import run_pass
-from cachestore.jobs.reconcile import Reconciler
-from cachestore.jobs.task import Job
-from cachestore.storage.catalog import last_generation, newest_catalog
-from cachestore.storage.catalog_writer import draft_of, publish_draft
-from cachestore.storage.commit import create_store
-from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.passes import join_pass, list_passes
-from cachestore.work.plan import ColumnRequest, PlanColumn, build_plan, publish_plan
+from cachestore.jobs.run.pass_loop import run_pass
+from cachestore.jobs.run.reconcile import Reconciler
+from cachestore.jobs.run.task import Job
+from cachestore.jobs.share.passes import join_pass, list_passes
+from cachestore.jobs.share.plan import ColumnRequest, PlanColumn, build_plan, publish_plan
+from cachestore.store.format.catalog import last_generation, newest_catalog
+from cachestore.store.read.snapshot import load_snapshot
+from cachestore.store.write.catalog_writer import draft_of, publish_draft
+from cachestore.store.write.commit import create_store
 
 ROOT = Path(__file__).parent.parent
 YEAR_2000 = 946_684_800 * 10**9
@@ -235,7 +235,7 @@ def run(root, samples, *encoders, **options):
 
 
 def reconciler(one: Job, number=None):
-    from cachestore.work.passes import PassRef
+    from cachestore.jobs.share.passes import PassRef
 
     ref = PassRef(one.plan.name, number or list_passes(one.layout, one.plan.name)[-1])
     return Reconciler(one, ref)
@@ -408,7 +408,7 @@ class Makers:
 
 def planned(layout: Layout, request: Any, **how: Any) -> Any:
     """What `precompute` plans for a request, with the plan published."""
-    from cachestore.jobs.planning import list_request, plan_request, published
+    from cachestore.jobs.plan.planning import list_request, plan_request, published
 
     return published(plan_request(layout, request, list_request(request), **how))
 
@@ -440,9 +440,9 @@ def plug_in(options: dict[str, Any], **how: Any):
 
     Pictures that a test has just made with an old modification time are trusted.
     """
-    from cachestore.encode import hub
+    from cachestore.encode.models import hub
     from cachestore.files import stat_record
-    from cachestore.jobs import planning as request
+    from cachestore.jobs.plan import planning as request
 
     makers, real, only = Makers(options=options, **how), request._encoders, os.environ.get(FAKE_MODEL)
     request._encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
@@ -459,7 +459,7 @@ CALLS = "FAKE_CALLS_LOG"
 
 def log_calls(put: Callable[[Any, str, Any], None]):
     """Log the calls that list a source or build a plan; `put` is `setattr` or monkeypatch's."""
-    from cachestore.jobs import planning
+    from cachestore.jobs.plan import planning
 
     def logging(name: str, call: Callable[..., Any]):
         def logged(*arguments: Any, **named: Any):
@@ -561,7 +561,7 @@ def warm_up():
     """Import what jobs import only when they run, so that forks of this process have it."""
     from PIL import Image
 
-    for name in ("filelock._soft", "lmdb", "numpy.ma", "PIL.ImageOps", "cachestore.store.writer", "cachestore.storage.fetch"):
+    for name in ("filelock._soft", "lmdb", "numpy.ma", "PIL.ImageOps", "cachestore.store.write.writer", "cachestore.store.read.fetch"):
         import_module(name)
     for name in ("precompute", "planning", "forecast", "fill"):
         import_module(f"cachestore.jobs.{name}")
@@ -573,8 +573,8 @@ def warm_up():
 def play(body):
     """One job of a `Zygote`: `fill` with names as keys, or `precompute` with fake encoders. Returns its report."""
     import cachestore as cs
-    from cachestore.jobs.options import PrecomputeRequest
-    from cachestore.jobs.precompute import precompute_here
+    from cachestore.jobs.plan.options import PrecomputeRequest
+    from cachestore.jobs.start.precompute import precompute_here
 
     if "fill" in body:
         with cs.open(body["store"], mode="a") as store:

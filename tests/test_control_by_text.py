@@ -11,12 +11,12 @@ MESSAGE = re.compile(r"str\(\w*(error|exception)\w*\)|(\w+\.)*(message|remark|re
 """An expression that is the text of a message, by how it is called."""
 FOREIGN = {
     "cli/__init__.py": "CPython's RuntimeError when there is no memory for a thread has no class of its own",
-    "encode/budget.py": "torch and its backends report a lack of memory as RuntimeError",
-    "jobs/processes.py": "all that is left of a process that died is its last output, by any library",
-    "objects/client.py": "obstore has one class for every wrong configuration",
-    "source/remarks.py": "whether a sample's name is printed twice decides nothing else",
-    "source/tables.py": "the csv module has one class for every malformed file",
-    "storage/side_by_side.py": "CPython's RuntimeError when no thread can be started has no class of its own",
+    "encode/batching/budget.py": "torch and its backends report a lack of memory as RuntimeError",
+    "jobs/start/processes.py": "all that is left of a process that died is its last output, by any library",
+    "remote/client.py": "obstore has one class for every wrong configuration",
+    "sources/remarks.py": "whether a sample's name is printed twice decides nothing else",
+    "sources/tables.py": "the csv module has one class for every malformed file",
+    "store/read/side_by_side.py": "CPython's RuntimeError when no thread can be started has no class of its own",
 }
 """The files that may look into a text, and why: it is of a library that says what happened in no other way."""
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 import cachestore as cs
+from cachestore.care.verify import verify
 from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.files.paths import Layout
-from cachestore.jobs.claiming import STUCK_SECONDS
-from cachestore.jobs.pass_loop import _close
-from cachestore.jobs.worker import Worker
-from cachestore.maintain.verify import verify
-from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.claims import Claims
-from cachestore.work.passes import join_pass, list_rounds, publish_done
-from cachestore.work.workers import SILENT_SECONDS, Heartbeat, Watch, host_name
+from cachestore.jobs.run.claiming import STUCK_SECONDS
+from cachestore.jobs.run.pass_loop import _close
+from cachestore.jobs.run.worker import Worker
+from cachestore.jobs.share.claims import Claims
+from cachestore.jobs.share.passes import join_pass, list_rounds, publish_done
+from cachestore.jobs.share.workers import SILENT_SECONDS, Heartbeat, Watch, host_name
+from cachestore.store.read.snapshot import load_snapshot
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, adds_up, captions, encode, names
 
@@ -82,8 +82,8 @@ def test_a_rank_that_is_paused_until_others_have_done_its_work_adds_nothing_wron
     gate = Gate(tmp_path / "gate")
     zygote.begin({"store": str(root), "fill": names(5), "environment": {fakes.GATE: str(gate.folder)}}, CACHESTORE_LAUNCH="one launch")
     monkeypatch.setenv("CACHESTORE_LAUNCH", "one launch")
-    monkeypatch.setattr("cachestore.work.workers.SLOW_SECONDS", 0.1)
-    monkeypatch.setattr("cachestore.work.workers.FIRST_BATCH_SECONDS", 0.01)
+    monkeypatch.setattr("cachestore.jobs.share.workers.SLOW_SECONDS", 0.1)
+    monkeypatch.setattr("cachestore.jobs.share.workers.FIRST_BATCH_SECONDS", 0.01)
     with stopped(gate.wait()):
         report = fill_with(root, *names(5))
     assert (report.complete, report.encoded, report.encoded_here) == (True, 5, 5)
@@ -137,12 +137,12 @@ def test_waiting_for_who_reconciles_lasts_as_long_as_he_moves(root):
 
 
 def test_waiting_for_who_reconciles_ends_when_nothing_moves_and_says_for_whom(root, monkeypatch):
-    monkeypatch.setattr("cachestore.work.claims.Claims.take", lambda *_arguments, **_options: None)
+    monkeypatch.setattr("cachestore.jobs.share.claims.Claims.take", lambda *_arguments, **_options: None)
     closing_one = Closing(root, lambda one: one.clock.sleep(30))
     with closing_one.heartbeat() as other:
         monkeypatch.undo()
         closing_one.claim(other.worker)
-        monkeypatch.setattr("cachestore.work.claims.Claims.take", lambda *_arguments, **_options: None)
+        monkeypatch.setattr("cachestore.jobs.share.claims.Claims.take", lambda *_arguments, **_options: None)
         with pytest.raises(Incomplete, match="no progress for 30 minutes") as ended:
             closing_one.close()
     assert f"the check at the end held by rank 0, pid {os.getpid()} on {host_name()}, last heartbeat" in str(ended.value)

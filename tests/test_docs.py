@@ -10,7 +10,7 @@ import tomllib
 
 from cachestore.cli import make_parser
 from cachestore.core.captions import CaptionPolicy
-from cachestore.jobs.options import PrecomputeRequest, in_command
+from cachestore.jobs.plan.options import PrecomputeRequest, in_command
 from tests import pages
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,17 +12,17 @@ import cachestore as cs
 from cachestore.cli import USAGE, main
 from cachestore.cli.config import read_config
 from cachestore.core.errors import BadInput, EncodeFailed, LockTimeout
-from cachestore.encode import models
-from cachestore.encode.single_file import read_shapes
+from cachestore.encode.models import folders as models
+from cachestore.encode.models.single_file import read_shapes
 from cachestore.files.fingerprints import digest_file, fingerprint
 from cachestore.files.locks import LifeLock, locked
-from cachestore.interop.caption_files import text_beside
-from cachestore.interop.diffusion_pipe import format as diffusion_pipe
-from cachestore.interop.export_target import NOTE, Target
-from cachestore.source.combined import list_path
-from cachestore.source.files import Folder
-from cachestore.source.prompts import read_prompts
-from tests.loading import stores
+from cachestore.sources.combined import list_path
+from cachestore.sources.files import Folder
+from cachestore.sources.prompts import read_prompts
+from cachestore.trainers.caption_files import text_beside
+from cachestore.trainers.diffusion_pipe import format as diffusion_pipe
+from cachestore.trainers.export_target import NOTE, Target
+from tests.train import stores
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no fifos here")
 

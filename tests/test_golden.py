@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.care.collect import collect
+from cachestore.care.losses import LOST_VERSION, read_lost
+from cachestore.care.repair import repair
 from cachestore.core.keys import Key
 from cachestore.files import marker
 from cachestore.files.paths import Layout, PassFolder
-from cachestore.maintain.collect import collect
-from cachestore.maintain.repair import repair
-from cachestore.storage import catalog, catalog_writer, commit, index, marked, model_digests, segment
-from cachestore.storage.catalog import read_catalog
-from cachestore.storage.losses import LOST_VERSION, read_lost
-from cachestore.storage.marked import list_marked
-from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
-from cachestore.store.reader import Reader
-from cachestore.work import attempts, claims, ledgers, passes, plan, workers
-from cachestore.work.passes import PassRef, read_done, read_round
-from cachestore.work.plan import read_plan
+from cachestore.jobs.share import attempts, claims, ledgers, passes, plan, workers
+from cachestore.jobs.share.passes import PassRef, read_done, read_round
+from cachestore.jobs.share.plan import read_plan
+from cachestore.store.format import catalog, index, marked, segment
+from cachestore.store.format.catalog import read_catalog
+from cachestore.store.format.marked import list_marked
+from cachestore.store.read.reader import Reader
+from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.store.write import catalog_writer, commit, model_digests
 from tests.golden.make import PROMPTS, make
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -142,7 +143,7 @@ def test_a_golden_list_of_what_was_lost_is_read(layout):
 
 
 def test_a_golden_catalog_that_is_gone_is_built_again(layout):
-    from cachestore.maintain.repair import repair
+    from cachestore.care.repair import repair
 
     path = layout.catalog("train", 2)
     before = path.read_bytes()

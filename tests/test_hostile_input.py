@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import cachestore as cs
+from cachestore.care.collect import collect, drop
+from cachestore.care.repair import repair
+from cachestore.care.verify import verify
 from cachestore.cli import ERROR, OK, main
 from cachestore.core.errors import BadInput, CorruptEntry, FormatError, WriteFailed
 from cachestore.core.tensors import to_numpy, to_raw
@@ -21,23 +24,20 @@ from cachestore.files.paths import ClaimName, Layout, LedgerName, Mode, PassFold
 from cachestore.files.publish import make_folder
 from cachestore.files.records import decode_record, encode_record
 from cachestore.files.table import digest_column, encode_table, number_column, read_table
-from cachestore.maintain.collect import collect, drop
-from cachestore.maintain.repair import repair
-from cachestore.maintain.verify import verify
-from cachestore.storage.catalog import list_generations, read_catalog
-from cachestore.storage.commit import create_store
-from cachestore.storage.findings import HARMLESS
-from cachestore.storage.marked import list_marked
-from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.store.reader import Reader
-from cachestore.work.claims import Claims
-from cachestore.work.ledgers import read_ledgers
-from cachestore.work.passes import PassRef, join_pass, publish_done, read_done
-from cachestore.work.plan import read_plan
-from cachestore.work.workers import Heartbeat, Watch, read_heartbeat
+from cachestore.jobs.share.claims import Claims
+from cachestore.jobs.share.ledgers import read_ledgers
+from cachestore.jobs.share.passes import PassRef, join_pass, publish_done, read_done
+from cachestore.jobs.share.plan import read_plan
+from cachestore.jobs.share.workers import Heartbeat, Watch, read_heartbeat
+from cachestore.store.format.catalog import list_generations, read_catalog
+from cachestore.store.format.findings import HARMLESS
+from cachestore.store.format.marked import list_marked
+from cachestore.store.read.reader import Reader
+from cachestore.store.read.snapshot import list_segments, load_snapshot
+from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import ROOT, FakeEncoder, captions
-from tests.storage.stores import flip, key_of, put
+from tests.store.stores import flip, key_of, put
 
 
 def run(root, *texts, launch="launch"):
@@ -403,7 +403,7 @@ def test_no_command_prints_but_through_what_escapes():
 
 
 def test_a_tensors_name_that_a_terminal_would_obey_is_escaped(root, capsys):
-    from cachestore.storage import entry, segment
+    from cachestore.store.format import entry, segment
 
     layout = create_store(root)
     made = entry.make_entry(key_of(1), {"x": ("U8", (1,), b"a")}, {})

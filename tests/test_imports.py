@@ -27,23 +27,21 @@ TRAINER = (
     "ray",
     "obstore",
     "filelock",
-    "cachestore.store.writer",
-    "cachestore.work",
+    "cachestore.store.write.writer",
+    "cachestore.jobs.share",
     "cachestore.encode",
 )
 MODULE_RULES = {
     "cachestore": LIGHT,
     "cachestore.cli": LIGHT,
-    "cachestore.store.reader": (*MODELS, "filelock"),
-    **dict.fromkeys(("cachestore.core.tensors", "cachestore.core.vector_math", "cachestore.interop.torch_files"), ()),
+    "cachestore.store.read.reader": (*MODELS, "filelock"),
+    **dict.fromkeys(("cachestore.core.tensors", "cachestore.core.vector_math", "cachestore.trainers.torch_files"), ()),
 }
 """What single modules must not bring along. The last three are about torch."""
 ROOM_RULES = {
-    "loading": TRAINER,
-    **dict.fromkeys(
-        ("cli", "report", "interop", "maintain", "jobs", "store", "source", "storage", "work", "objects", "files", "children", "core"),
-        MODELS,
-    ),
+    "train": TRAINER,
+    "train.encoding": (),  # it runs the encoders
+    **dict.fromkeys(("cli", "report", "trainers", "remote", "care", "jobs", "store", "sources", "files", "children", "core"), MODELS),
 }
 """What the modules of a room must not bring along: without torch unless an encoder of ours, or a trainer, asks for it."""
 
@@ -58,7 +56,8 @@ def modules() -> list[str]:
 
 def forbidden_for(module: str) -> tuple[str, ...]:
     """The packages that a module must not bring along."""
-    room = module.split(".")[1] if "." in module else ""
+    _package, *parts = module.split(".")
+    room = next((room for room in (".".join(parts[:2]), *parts[:1]) if room in ROOM_RULES), "")
     return MODULE_RULES.get(module, ROOM_RULES.get(room, ()))
 
 
@@ -99,9 +98,9 @@ def test_the_check_names_who_brings_what():
 
 
 def test_the_check_covers_the_modules_inside_a_room_and_the_package_itself():
-    assert {"cachestore", "cachestore.core.errors", "cachestore.files.paths", "cachestore.loading"} <= set(modules())
+    assert {"cachestore", "cachestore.core.errors", "cachestore.files.paths", "cachestore.train"} <= set(modules())
     assert forbidden_for("cachestore.files.paths") == MODELS
-    assert forbidden_for("cachestore.encode.unit") == ()
+    assert forbidden_for("cachestore.encode.batching.unit") == ()
 
 
 def test_help_loads_neither_torch_nor_numpy():

@@ -20,12 +20,12 @@ import pytest
 import cachestore as cs
 from cachestore.cli import COMMANDS, main
 from cachestore.core.errors import CacheStoreError
-from cachestore.jobs import planning as request
-from cachestore.storage.commit import create_store
+from cachestore.jobs.plan import planning as request
+from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import encode
-from tests.loading.stores import Row, make_store, recipes
 from tests.test_public import RESULTS, is_error
+from tests.train.stores import Row, make_store, recipes
 
 PAGE = fakes.ROOT / "tests" / "nothing.md"
 KINDS = {"empty", "missing", "misspelt", "foreign"}

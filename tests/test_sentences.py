@@ -12,7 +12,7 @@ import pytest
 
 import cachestore
 from cachestore.cli import COMMANDS, HIDDEN, main, make_parser
-from tests.loading import stores
+from tests.train import stores
 
 PACKAGE = Path(cachestore.__file__).parent
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
@@ -22,14 +22,14 @@ OTHERS = frozenset({"dereference", "version"})
 """Options of other programs that messages name, and of `cachestore` without a command."""
 STYLES = ("report/style.py", "report/charts.py", "report/document.py", "report/html.py")
 """In style sheets, names begin with two hyphens too."""
-SHARED = ("core", "files", "storage", "store", "objects", "work", "remote")
+SHARED = ("core", "files", "store", "jobs/share", "remote")
 """Rooms whose messages come out of commands that have not all the same options."""
 NAMED_IN_SHARED = {
     ("core/ranks.py", "rank"): "one of the pair is given",
     ("core/ranks.py", "world-size"): "the other one",
     ("core/raw_tensors.py", "model"): "it says to import again",
-    ("storage/commit.py", "access"): "it was given",
-    ("store/unfinished.py", "name"): "only commands on one data set raise it, and all of them have it",
+    ("store/write/commit.py", "access"): "it was given",
+    ("store/read/unfinished.py", "name"): "only commands on one data set raise it, and all of them have it",
 }
 
 

@@ -29,18 +29,19 @@ GIVEN_UP = {
 NAMES = {"Start": "Invocation", "count_start": "count_invocation", "is_kept": "is_hint", "Asked": "PipeFiles", "ASK": "PIPE"}
 """Whole names of which each part alone may be used."""
 ALLOWED = (
-    "maintain/collect.py:condemned",  # a field of `gc --json`
+    "care/collect.py:condemned",  # a field of `gc --json`
     "core/samples.py:share",  # public, of cs.Source
     "report/numbers.py:share",  # a field of `report --json`
     "scripts/bench/encode.py:share_of_matmul",  # a field of its --json
-    "work/progress.py:beat_age_seconds",  # a field of `status --json`
-    "work/workers.py:Beat",  # one record; `Heartbeat` is what writes it
-    "loading/loader.py:ahead",  # the public parameter of make_loader
-    *(f"{name}.py:view" for name in ("encode/compare", "files/opening", "files/publish", "files/table")),  # of memory, as numpy has it
-    *(f"{name}.py:view" for name in ("loading/assemble", "loading/buffers", "storage/entry", "storage/fetch")),
+    "jobs/share/progress.py:beat_age_seconds",  # a field of `status --json`
+    "jobs/share/workers.py:Beat",  # one record; `Heartbeat` is what writes it
+    "train/loader.py:ahead",  # the public parameter of make_loader
+    # of memory, as numpy has it
+    *(f"{name}.py:view" for name in ("encode/batching/compare", "files/opening", "files/publish", "files/table")),
+    *(f"{name}.py:view" for name in ("train/assemble", "train/buffers", "store/format/entry", "store/read/fetch")),
     *(f"scripts/chaos/fill.py:{name}" for name in ("view", "views", "views_of", "why_no_views")),  # a folder as two machines see it
-    "encode/pipeline.py:pool",  # of threads
-    "loading/prefetch.py:_pool",
+    "encode/batching/pipeline.py:pool",  # of threads
+    "train/prefetch.py:_pool",
 )
 IN_MESSAGES = re.compile(r"\b(beats?|condemned|gathered|brought|nobody|whoever|likewise|(is|are|stays?) told)\b")
 

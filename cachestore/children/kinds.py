@@ -22,12 +22,12 @@ class ChildKind:
     """Whether it runs in the caller's current folder, as relative paths need; otherwise in the root folder."""
 
 
-WORKER: Final = ChildKind("worker", "cachestore.cli", "jobs/processes.py")
-HELPER: Final = ChildKind("helper", "cachestore.objects.helper", "objects/downloads.py")
-CALL_HELPER: Final = ChildKind("helper of a call", "cachestore.remote.helper", "remote/call.py")
+WORKER: Final = ChildKind("worker", "cachestore.cli", "jobs/start/processes.py")
+HELPER: Final = ChildKind("helper", "cachestore.remote.reading_helper", "remote/downloads.py")
+CALL_HELPER: Final = ChildKind("helper of a call", "cachestore.remote.transfer_helper", "remote/call.py")
 PICKLE_READER: Final = ChildKind(
-    "reader of pickles", "cachestore.interop.pickle_reader", "interop/sandbox.py", is_isolated=True, keeps_folder=False
+    "reader of pickles", "cachestore.trainers.pickle_reader", "trainers/sandbox.py", is_isolated=True, keeps_folder=False
 )
-TORCH_PROBE: Final = ChildKind("probe of torch", "cachestore.maintain.torch_probe", "maintain/doctor.py", keeps_folder=False)
+TORCH_PROBE: Final = ChildKind("probe of torch", "cachestore.care.torch_probe", "care/doctor.py", keeps_folder=False)
 
 KINDS: Final = (WORKER, HELPER, CALL_HELPER, PICKLE_READER, TORCH_PROBE)

@@ -17,7 +17,7 @@ from keyword import iskeyword
 from typing import Any, Final
 
 from cachestore import __version__
-from cachestore.cli.folding import folded
+from cachestore.cli.terminal.folding import folded
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
@@ -103,7 +103,7 @@ def _failed(error: Exception, parsed: argparse.Namespace) -> int:
 
 def _run(parsed: argparse.Namespace) -> int:
     """Run a command. A signal interrupts it, unless the command takes signals itself."""
-    from cachestore.cli.stopping import in_shell, interrupting, to_stderr
+    from cachestore.cli.terminal.stopping import in_shell, interrupting, to_stderr
 
     command: Any = _module_of(parsed.command)
     with interrupting() as stop:
@@ -128,7 +128,7 @@ def _refuse_unknown_command(parser: argparse.ArgumentParser, given: Sequence[str
 
 def _instead_of(given: Sequence[str]) -> str:
     """Return the `precompute` that was meant by a command that does not exist, with DATA in its place or with another verb."""
-    from cachestore.cli.meant import to_copy
+    from cachestore.cli.terminal.meant import to_copy
 
     if not any(word.startswith("--model") for word in given):
         return ""
@@ -137,7 +137,7 @@ def _instead_of(given: Sequence[str]) -> str:
 
 def _meant_option(unknown: Sequence[str], command: str) -> str:
     """Return which options of a command may have been meant by the first unknown one, as the end of a sentence."""
-    from cachestore.cli.meant import DATA, OTHER_NAMES, has_answer
+    from cachestore.cli.terminal.meant import DATA, OTHER_NAMES, has_answer
     from cachestore.core.words import nearest
 
     option = next((one.partition("=")[0] for one in unknown if one.startswith("--")), "")
@@ -155,7 +155,7 @@ def _meant_option(unknown: Sequence[str], command: str) -> str:
 
 def _line_to_copy(given: Sequence[str]) -> str:
     """Return the end of a usage error: the `precompute` that was meant, if that is certain."""
-    from cachestore.cli.meant import to_copy
+    from cachestore.cli.terminal.meant import to_copy
 
     is_meant = given[0] == "precompute" or any(word.startswith("--model") for word in given)
     return to_copy(given) if is_meant and given[0] in COMMANDS else ""
@@ -256,7 +256,7 @@ def _path(text: str) -> str:
 
 def _path_or_address(text: str) -> str:
     from cachestore.cli.transfer import address
-    from cachestore.store.opener import is_address
+    from cachestore.store.read.opener import is_address
 
     return address(text) if is_address(text) else _path(text)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cachestore.cli import tell
 
 if TYPE_CHECKING:
-    from cachestore.maintain.bench import BenchReport, Row
+    from cachestore.care.bench import BenchReport, Row
 
 HELP = "measure how many pictures and captions this machine encodes in a second, and what limits it"
 
@@ -41,11 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
     from pathlib import Path
 
-    from cachestore.cli.stopping import stopping, to_stderr
+    from cachestore.care.bench import bench
+    from cachestore.cli.terminal.stopping import stopping, to_stderr
     from cachestore.core.errors import BadInput, BadUsage
-    from cachestore.encode.resamplers import DEFAULT
-    from cachestore.jobs.options import PrecomputeRequest, parse_value
-    from cachestore.maintain.bench import bench
+    from cachestore.encode.families.resamplers import DEFAULT
+    from cachestore.jobs.plan.options import PrecomputeRequest, parse_value
 
     by_name = {one.name: one for one in fields(PrecomputeRequest)}
     try:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is there, by store."""
-    from cachestore.objects.cache import read_cache
+    from cachestore.remote.cache import read_cache
 
     report = read_cache(Path(arguments.folder), clear=arguments.clear)
     lines: list[str] = []

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was rewritten."""
-    from cachestore.maintain.collect import compact
+    from cachestore.care.collect import compact
 
     report = compact(arguments.store, apply=not arguments.dry_run)
     would = "" if report.applied else "would be "

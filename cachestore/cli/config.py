@@ -24,7 +24,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.samples import Source
 from cachestore.core.words import nearest
 from cachestore.files.opening import read_foreign
-from cachestore.jobs.options import PrecomputeRequest, option_of, parse_value, read_value
+from cachestore.jobs.plan.options import PrecomputeRequest, option_of, parse_value, read_value
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,7 +7,7 @@ from cachestore.core.errors import BadInput, BadUsage
 
 if TYPE_CHECKING:
     from cachestore.files.paths import Layout
-    from cachestore.storage.catalog import Catalog
+    from cachestore.store.format.catalog import Catalog
 
 ONLY_ONE = "the data set (default: the only one)"
 
@@ -30,7 +30,7 @@ def given_name(arguments: argparse.Namespace) -> str | None:
 
 def choose(layout: "Layout", name: str | None) -> str:
     """Return the name of the data set that is meant: the given one, else the only one. Raises BadInput if there is none, or several."""
-    from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there, several_there
+    from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there, several_there
 
     there = list_data_sets(layout)
     if name is not None:
@@ -47,8 +47,8 @@ def choose(layout: "Layout", name: str | None) -> str:
 
 def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
     """Return the newest readable catalog of each data set, or only of the named one. Raises BadInput if there is no such data set."""
-    from cachestore.storage.catalog import list_names, newest_catalog
-    from cachestore.store.unfinished import list_data_sets, not_there
+    from cachestore.store.format.catalog import list_names, newest_catalog
+    from cachestore.store.read.unfinished import list_data_sets, not_there
 
     names = sorted(list_names(layout))
     found = [catalog for one in names if name in {None, one} and (catalog := newest_catalog(layout, one)) is not None]
@@ -59,6 +59,6 @@ def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
 
 def unfinished_in_words(layout: "Layout", name: str | None = None) -> list[str]:
     """Return a line for each data set that is not finished, or only for the named one."""
-    from cachestore.store.unfinished import list_unfinished
+    from cachestore.store.read.unfinished import list_unfinished
 
     return [one.in_words(layout) for one in list_unfinished(layout) if name in {None, one.name}]

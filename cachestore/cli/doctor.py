@@ -9,8 +9,8 @@ from cachestore.core.errors import BadUsage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from cachestore.care.proof import ComparedTensor, Proof
     from cachestore.core.keys import Json
-    from cachestore.maintain.proof import ComparedTensor, Proof
 
 HELP = "check this machine, the file system of a store, or that a model's values are those of diffusers; say what to fix"
 
@@ -22,7 +22,7 @@ _SHOWN: Final = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments, and those options of `precompute` that change values."""
-    from cachestore.jobs.options import in_command, option_of
+    from cachestore.jobs.plan.options import in_command, option_of
 
     parser.usage = (
         "cachestore doctor [STORE] [--peer] [--torch] [--json]\n       cachestore doctor --model MODEL --data DATA [--n N] [its options]"
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _taken() -> "list[Any]":
     from dataclasses import fields
 
-    from cachestore.jobs.options import PrecomputeRequest, option_of
+    from cachestore.jobs.plan.options import PrecomputeRequest, option_of
 
     options = [one for one in fields(PrecomputeRequest) if one.name in _ALSO_TAKEN or option_of(one).is_hint]
     return [one for one in options if one.name not in _NOT_TAKEN]
@@ -60,7 +60,7 @@ def _taken() -> "list[Any]":
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found. Returns 1 if there is a problem; for a comparison 4 if values differ, 3 if samples could not be encoded."""
-    from cachestore.jobs.options import in_command
+    from cachestore.jobs.plan.options import in_command
 
     if arguments.model is None and arguments.data is None:
         if given := [one.name for one in _taken() if getattr(arguments, one.name) is not None] + ["n"] * (arguments.n is not None):
@@ -74,15 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> int:
-    from cachestore.maintain.doctor import PROBLEM, examine
+    from cachestore.care.doctor import PROBLEM, examine
 
     if arguments.peer and arguments.store is None:
         raise BadUsage("--peer needs the store that both machines share: cachestore doctor STORE --peer")
     checks = examine(arguments.store, ask_torch=arguments.torch)
     if arguments.peer:
+        from cachestore.care.peer import meet
         from cachestore.files.paths import Layout
-        from cachestore.maintain.peer import meet
-        from cachestore.storage.snapshot import open_layout
+        from cachestore.store.read.snapshot import open_layout
 
         checks += meet(open_layout(Layout.at(arguments.store)))
     is_ok = all(check.state != PROBLEM for check in checks)
@@ -95,11 +95,11 @@ def _examine(arguments: argparse.Namespace) -> int:
 def _prove(arguments: argparse.Namespace) -> int:
     import os
 
-    from cachestore.cli.stopping import to_stderr
+    from cachestore.care.proof import COUNT, prove
+    from cachestore.cli.terminal.stopping import to_stderr
     from cachestore.core.errors import BadInput
-    from cachestore.encode.environment import set_library_defaults
-    from cachestore.jobs.options import PrecomputeRequest, in_command, parse_value
-    from cachestore.maintain.proof import COUNT, prove
+    from cachestore.encode.batching.environment import set_library_defaults
+    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, parse_value
 
     set_library_defaults(os.environ)
     try:

@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was removed. Without a name nothing is: what is meant must be said."""
+    from cachestore.care.collect import drop
     from cachestore.files.paths import Layout
-    from cachestore.maintain.collect import drop
-    from cachestore.storage.snapshot import open_layout
-    from cachestore.store.unfinished import list_data_sets, list_unfinished
+    from cachestore.store.read.snapshot import open_layout
+    from cachestore.store.read.unfinished import list_data_sets, list_unfinished
 
     name, layout = given_name(arguments), open_layout(Layout.at(arguments.store))
     unfinished = {one.name: one for one in list_unfinished(layout)}

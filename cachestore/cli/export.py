@@ -5,11 +5,11 @@ from pathlib import Path
 
 from cachestore.cli import FAILURES, add_store, failed_values, options_of, tell, words_of
 from cachestore.cli.data_sets import add_name, choose, given_name
-from cachestore.cli.question import ask
-from cachestore.cli.stopping import in_shell, to_stderr
+from cachestore.cli.terminal.question import ask
+from cachestore.cli.terminal.stopping import in_shell, to_stderr
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.words import first_of, human_bytes, listed, noun, plural
-from cachestore.interop.table import EXPORTED, WEBDATASET, exported_format
+from cachestore.trainers.table import EXPORTED, WEBDATASET, exported_format
 
 HELP = "write a data set as another trainer's cache, or as tars; with --remove, remove what exports wrote"
 _MAX_LISTED = 5
@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         raise BadUsage("--dry-run is for --remove: add --remove FOLDER, or leave it out")
     from cachestore.files.paths import Layout
-    from cachestore.interop.exporting import export_cache
-    from cachestore.storage.snapshot import open_layout
+    from cachestore.store.read.snapshot import open_layout
+    from cachestore.trainers.exporting import export_cache
 
     if arguments.format != WEBDATASET:
         exported_format(arguments.format)  # raises for one that is not known
@@ -86,7 +86,7 @@ def _make_target(arguments: argparse.Namespace) -> bool:
     Raises BadInput if its parent does not exist either.
     """
     from cachestore.core.words import nearest
-    from cachestore.interop.table import load_format
+    from cachestore.trainers.table import load_format
 
     folder = Path(arguments.folder).absolute()
     if folder.exists():
@@ -114,7 +114,7 @@ def _make_target(arguments: argparse.Namespace) -> bool:
 
 def _remove(arguments: argparse.Namespace) -> int:
     """Print which files of exports were removed. Returns 3 if some were kept."""
-    from cachestore.interop.export_target import remove_export
+    from cachestore.trainers.export_target import remove_export
 
     given = {"STORE": arguments.store, "NAME": arguments.named, "--name": arguments.name, "-o": arguments.folder}
     if more := [name for name, value in given.items() if value is not None]:

@@ -10,7 +10,7 @@ from cachestore.cli.data_sets import add_name
 from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
-    from cachestore.maintain.collect import Amount, GcReport
+    from cachestore.care.collect import Amount, GcReport
 
 HELP = (
     "list files that no data set needs and change nothing; with --apply, mark them, and remove those that were marked a day ago or earlier"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was removed, or would be."""
-    from cachestore.maintain.collect import collect
+    from cachestore.care.collect import collect
 
     grace = arguments.grace
     report = collect(arguments.store, apply=arguments.apply, grace_seconds=grace * 3600, keep=arguments.keep, name=arguments.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cachestore.cli import FAILURES, PROGRESS, PROGRESS_HELP, add_access, failed_values, options_of, tell, words_of
 from cachestore.core.words import first_of, listed, plural
-from cachestore.interop.table import IMPORTED
+from cachestore.trainers.table import IMPORTED
 
 HELP = "import another trainer's cache, or tars that `export` wrote, into a store"
 _MAX_LISTED = 5
@@ -65,9 +65,9 @@ def _argument(text: str) -> tuple[str, object]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was imported. Returns 3 if values of some samples are missing or could not be read."""
-    from cachestore.cli.progress import Progress, style_for
-    from cachestore.cli.stopping import silence, stopping
-    from cachestore.interop.importing import import_cache
+    from cachestore.cli.terminal.progress import Progress, style_for
+    from cachestore.cli.terminal.stopping import silence, stopping
+    from cachestore.trainers.importing import import_cache
 
     given = options_of(arguments, claims=dict(arguments.claims), encode_args=dict(arguments.encode_args))
     style = style_for(given.pop("progress"))

@@ -9,8 +9,8 @@ from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
-    from cachestore.storage.catalog import Catalog
-    from cachestore.store.reader import Reader
+    from cachestore.store.format.catalog import Catalog
+    from cachestore.store.read.reader import Reader
 
 HELP = "list the entries of a store, or with --samples the samples of its data sets; for an address (s3://…), list its data sets"
 
@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the entries, sorted by key; with `--samples` the samples, in the order of their data set."""
-    from cachestore.storage.losses import needed_by
-    from cachestore.store.opener import is_address
-    from cachestore.store.reader import Reader
-    from cachestore.store.unfinished import list_unfinished
+    from cachestore.care.losses import needed_by
+    from cachestore.store.read.opener import is_address
+    from cachestore.store.read.reader import Reader
+    from cachestore.store.read.unfinished import list_unfinished
 
     if is_address(arguments.store):
         return _list_address(arguments)
@@ -70,9 +70,9 @@ def _list_address(arguments: argparse.Namespace) -> int:
 
 def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     from cachestore.core.samples import CAPTION, IMAGE, VIDEO
-    from cachestore.jobs.columns import own_inputs
-    from cachestore.jobs.presence import ready_rows
-    from cachestore.loading.facts import fit_of
+    from cachestore.jobs.plan.columns import own_inputs
+    from cachestore.jobs.run.presence import ready_rows
+    from cachestore.train.facts import fit_of
 
     ready = ready_rows(catalog, reader.snapshot)
     pictures = [column for column in catalog.columns if column.role in {IMAGE, VIDEO} and "bucket" in column.facts]

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import FAILURES, OK, PROGRESS, PROGRESS_HELP, USAGE, failed_samples, print_error, print_json, printable, say
-from cachestore.cli.question import ask
-from cachestore.cli.stopping import Stop, silence, stopping, to_stderr
+from cachestore.cli.terminal.question import ask
+from cachestore.cli.terminal.stopping import Stop, silence, stopping, to_stderr
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes, listed, noun, plural
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from cachestore.cli.progress import Progress
+    from cachestore.cli.terminal.progress import Progress
     from cachestore.core.ranks import RankInfo
-    from cachestore.jobs.options import PrecomputeRequest
-    from cachestore.jobs.pass_loop import Report
-    from cachestore.work.progress import LaunchStatus
+    from cachestore.jobs.plan.options import PrecomputeRequest
+    from cachestore.jobs.run.pass_loop import Report
+    from cachestore.jobs.share.progress import LaunchStatus
 
 HELP = "encode captions, images and videos into a store"
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     They have no defaults here: None means that an option was not given, so that a file can give it.
     """
-    from cachestore.jobs.options import PrecomputeRequest, in_command, option_of, spelled, switched_off
+    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, option_of, spelled, switched_off
 
     parser.usage = (
         "cachestore precompute DATA [DATA ...] --model MODEL --store STORE\n"
@@ -68,20 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Encode and print the report. Returns 0 if complete, 2 for malformed arguments, 3 with failures."""
-    from cachestore.cli.progress import Progress, style_for
-    from cachestore.jobs.ranks import find_rank, process_count
+    from cachestore.cli.terminal.progress import Progress, style_for
+    from cachestore.jobs.start.ranks import find_rank, process_count
 
     try:
         request = _named(arguments, request_from(arguments))
         rank_info = find_rank(request.rank, request.world_size)
         process_count(request)  # raises now, before anything is shown
     except BadInput as error:
-        from cachestore.cli.meant import to_copy
+        from cachestore.cli.terminal.meant import to_copy
 
         print_error(BadInput(f"{error}{to_copy(arguments.line)}"), as_json=arguments.json)
         return USAGE
     if rank_info.found_in == "single process":
-        from cachestore.cli.meant import check_paths
+        from cachestore.cli.terminal.meant import check_paths
 
         check_paths(request)
     # Under another launcher only rank 0 prints the result, so that stdout holds one object.
@@ -111,20 +111,20 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
     """
     from cachestore.files.opening import status_of
     from cachestore.files.paths import Layout
-    from cachestore.jobs.launching import run_workers
-    from cachestore.jobs.processes import Care
-    from cachestore.jobs.ranks import handed_on, launch_of, open_for_pass
+    from cachestore.jobs.start.launching import run_workers
+    from cachestore.jobs.start.processes import Care
+    from cachestore.jobs.start.ranks import handed_on, launch_of, open_for_pass
 
     def look(pids: "Collection[int]") -> "LaunchStatus":
-        import_module("cachestore.cli.lines")  # what the end needs takes a third of a second: it is loaded while the workers start
+        import_module("cachestore.cli.terminal.lines")  # what the end needs takes a third of a second: it is loaded while the workers start
 
         return progress.read(pids)
 
     layout = Layout.at(request.store)
     care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)
     if status_of(layout.catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
-        from cachestore.jobs.precompute import is_made, precompute_in_processes
-        from cachestore.storage.listing_numbers import number_if_there
+        from cachestore.jobs.start.precompute import is_made, precompute_in_processes
+        from cachestore.store.write.listing_numbers import number_if_there
 
         if is_made(request):
             line = silence if is_quiet else progress.say
@@ -134,7 +134,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
     is_there = status_of(layout.marker) is not None
     variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
     found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
-    from cachestore.jobs.pass_loop import Report
+    from cachestore.jobs.run.pass_loop import Report
 
     return Report.from_json(found)
 
@@ -142,9 +142,9 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
 def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
     """Return the request in parsed arguments. Raises BadInput for a malformed one."""
     from cachestore.core.samples import Source
-    from cachestore.jobs.options import PrecomputeRequest, in_command, parse_value
-    from cachestore.jobs.ranks import find_rank
-    from cachestore.jobs.typed import in_line, typed
+    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, parse_value
+    from cachestore.jobs.plan.typed import in_line, typed
+    from cachestore.jobs.start.ranks import find_rank
 
     given = {one: getattr(arguments, one.name) for one in fields(PrecomputeRequest) if one.name != "data"}
     values = {one.name: parse_value(one, text, in_command(one.name)) for one, text in given.items() if text is not None}
@@ -177,10 +177,10 @@ def _remembered(arguments: argparse.Namespace, given: "Mapping[str, Any]") -> "d
     """Return the options of the last command of the data set, by name; says what is not repeated. Raises BadInput."""
     from cachestore.core.samples import Source
     from cachestore.files.paths import Layout
-    from cachestore.jobs.options import PrecomputeRequest, option_of
-    from cachestore.jobs.ranks import find_rank
-    from cachestore.jobs.remembered import remember_one, say_rest
-    from cachestore.storage.snapshot import open_layout
+    from cachestore.jobs.plan.options import PrecomputeRequest, option_of
+    from cachestore.jobs.plan.remembered import remember_one, say_rest
+    from cachestore.jobs.start.ranks import find_rank
+    from cachestore.store.read.snapshot import open_layout
 
     if not given.get("store"):
         raise BadInput("--again needs --store: the store whose last command is repeated")
@@ -200,8 +200,8 @@ def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "Prec
     layout = Layout.at(request.store)
     if arguments.name is not None or status_of(layout.marker) is None:
         return request
-    from cachestore.jobs.ranks import find_rank
-    from cachestore.jobs.remembered import name_all
+    from cachestore.jobs.plan.remembered import name_all
+    from cachestore.jobs.start.ranks import find_rank
 
     others, rank_info = name_all(layout), find_rank(request.rank, request.world_size)
     if not others or request.name in others or rank_info.rank not in {0, None}:
@@ -219,8 +219,8 @@ def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "Prec
 
 def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
     from cachestore.encode.needs import in_words as not_made
-    from cachestore.jobs.forecast import in_words, memory_in_words
-    from cachestore.jobs.precompute import forecast_of
+    from cachestore.jobs.start.forecast import in_words, memory_in_words
+    from cachestore.jobs.start.precompute import forecast_of
 
     forecast = forecast_of(request)
     if arguments.json:
@@ -236,10 +236,10 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
 
     The report counts over the whole pass; `seconds` is the time of this run, and is printed only if an earlier one had a part in it.
     """
-    from cachestore.cli.lines import training_lines
+    from cachestore.cli.terminal.lines import training_lines
     from cachestore.encode.needs import in_words as not_made
-    from cachestore.jobs.pass_counts import masks_in_words, recheck_in_words
-    from cachestore.work.stages import stages_in_words
+    from cachestore.jobs.run.pass_counts import masks_in_words, recheck_in_words
+    from cachestore.jobs.share.stages import stages_in_words
 
     here = min(report.encoded_here, report.encoded)  # what two processes made at once counts once
     earlier = min(report.encoded_earlier, report.encoded - here)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the data sets that record the new paths."""
-    from cachestore.maintain.relocate import relocate
+    from cachestore.care.relocate import relocate
 
     report = relocate(arguments.store, dict(arguments.source), name=arguments.name)
     lines = [f"{old} is now {new}" for old, new in report.paths.items()]

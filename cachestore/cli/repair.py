@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was done, or would be. Returns 4 if an entry or a data set's newest catalog is still missing."""
-    from cachestore.cli.progress import Progress, style_for
-    from cachestore.cli.stopping import silence, stopping
-    from cachestore.maintain.repair import repair
+    from cachestore.care.repair import repair
+    from cachestore.cli.terminal.progress import Progress, style_for
+    from cachestore.cli.terminal.stopping import silence, stopping
 
     given = options_of(arguments, source=source_of(arguments.source))
     store, asked = given.pop("store"), given.pop("progress")

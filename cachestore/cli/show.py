@@ -15,8 +15,8 @@ from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.core.words import human_bytes, listed, plural
 
 if TYPE_CHECKING:
-    from cachestore.storage.catalog import Catalog
-    from cachestore.store.reader import Reader
+    from cachestore.store.format.catalog import Catalog
+    from cachestore.store.read.reader import Reader
 
 HELP = "show an entry by its key, or a sample by its id; with --command the command that made a data set"
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print one entry or sample."""
     from cachestore.core.keys import Key
-    from cachestore.store.reader import Reader
+    from cachestore.store.read.reader import Reader
 
     if arguments.source is not None and arguments.png is None:
         raise BadInput("--source is read for the colours of --png alone: add --png FILE, or leave --source out")
@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show_commands(arguments: argparse.Namespace) -> int:
     from cachestore.files.paths import Layout
-    from cachestore.jobs.remembered import name_all, remember
-    from cachestore.storage.snapshot import open_layout
+    from cachestore.jobs.plan.remembered import name_all, remember
+    from cachestore.store.read.snapshot import open_layout
 
     layout = open_layout(Layout.at(arguments.store))
     names = name_all(layout) if arguments.name is None else [arguments.name]
@@ -97,7 +97,7 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     from cachestore.files.publish import write_outside
     from cachestore.report.png import encode_png
     from cachestore.report.previews import preview_sample
-    from cachestore.storage.catalog import list_names
+    from cachestore.store.format.catalog import list_names
 
     sample = unicodedata.normalize("NFC", arguments.what)
     names = sorted(list_names(reader.layout)) if arguments.name is None else [arguments.name]
@@ -109,7 +109,7 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, Any]]:
     from cachestore.core.samples import CAPTION
-    from cachestore.jobs.columns import images_in, own_inputs
+    from cachestore.jobs.plan.columns import images_in, own_inputs
 
     found: list[dict[str, Any]] = []
     catalogs = catalogs_of(reader.layout, name)

@@ -9,8 +9,8 @@ from cachestore.cli.data_sets import add_name, choose
 from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
-    from cachestore.storage.stats import StoreStats
-    from cachestore.store.unfinished import Unfinished
+    from cachestore.store.read.stats import StoreStats
+    from cachestore.store.read.unfinished import Unfinished
 
 HELP = "count entries and bytes, and list the data sets with their newest generation"
 
@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the counts."""
-    from cachestore.store.opener import is_address
+    from cachestore.store.read.opener import is_address
 
     if is_address(arguments.store):  # only what is finished is pushed to one
-        from cachestore.store.remote_reader import stats_of
+        from cachestore.remote.reader import stats_of
 
         found, unfinished = stats_of(arguments.store, arguments.name), {}
     else:
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_folder(store: str, name: str | None) -> "tuple[StoreStats, dict[Unfinished, str]]":
     from cachestore.files.paths import Layout
-    from cachestore.storage.stats import stats
-    from cachestore.store.unfinished import list_unfinished
+    from cachestore.store.read.stats import stats
+    from cachestore.store.read.unfinished import list_unfinished
 
     found, layout = stats(store), Layout.at(store)
     if name is None:

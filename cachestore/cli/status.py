@@ -10,7 +10,7 @@ from cachestore.cli.data_sets import add_name, choose
 from cachestore.core.words import plural
 
 if TYPE_CHECKING:
-    from cachestore.work.progress import PassStatus, RankStatus
+    from cachestore.jobs.share.progress import PassStatus, RankStatus
 
 HELP = "show the progress of runs that are under way, and of runs that did not finish"
 
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the newest pass of every plan."""
+    from cachestore.care.status import status
     from cachestore.files.paths import Layout
-    from cachestore.maintain.status import status
 
     found = status(arguments.store)
     if arguments.name is not None:
@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _in_words(status: "PassStatus", store: Path) -> list[str]:
     """Return the lines about a pass and its current workers; for a pass that has ended only the counts."""
-    from cachestore.cli.progress import counts_in_words, failed_once, in_a_line
-    from cachestore.store.unfinished import again_in
+    from cachestore.cli.terminal.progress import counts_in_words, failed_once, in_a_line
+    from cachestore.store.read.unfinished import again_in
 
     title = status.name or "values of your own (cs.fill)"
     title += f" with {plural(status.prompts, 'prompt')} for validation" if status.prompts else ""

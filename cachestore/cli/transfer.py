@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def address(text: str) -> str:
     """Return an address as given. Anything else is a usage error."""
-    from cachestore.objects.address import parse_address
+    from cachestore.remote.address import parse_address
 
     try:
         parse_address("it", text)
@@ -31,9 +31,9 @@ def address(text: str) -> str:
 
 def say_whom(address: str) -> None:
     """Say on stderr which object store is asked, and how long its answer is waited for; nothing for a folder (file://)."""
-    from cachestore.cli.stopping import to_stderr
-    from cachestore.objects.address import parse_address
-    from cachestore.objects.client import ClientLimits
+    from cachestore.cli.terminal.stopping import to_stderr
+    from cachestore.remote.address import parse_address
+    from cachestore.remote.client import ClientLimits
 
     if parse_address("address", address).scheme != "file":
         to_stderr(f"asking {address}; without an answer this ends within {ClientLimits().longest_seconds:.0f} s")
@@ -61,7 +61,7 @@ def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferRepo
 
     `more` are arguments that only one of the two takes.
     """
-    from cachestore.cli.progress import style_for
+    from cachestore.cli.terminal.progress import style_for
 
     options = {name: getattr(arguments, name) for name in ("name", "generation", "jobs", "check", "dry_run")}
     style = style_for(arguments.progress)
@@ -113,8 +113,8 @@ class _Progress:
 
     def show(self, doing: str, done: int, total: int) -> None:
         """Show how many bytes have moved."""
-        from cachestore.cli.progress import DRAW_SECONDS, LINE_SECONDS
-        from cachestore.cli.stopping import to_stderr
+        from cachestore.cli.terminal.progress import DRAW_SECONDS, LINE_SECONDS
+        from cachestore.cli.terminal.stopping import to_stderr
 
         now = time.monotonic()
         if self._bar is not None and now - self._shown_at >= DRAW_SECONDS:

@@ -11,7 +11,7 @@ from cachestore.core.spelling import option
 from cachestore.core.words import human_bytes, plural
 
 if TYPE_CHECKING:
-    from cachestore.maintain.verify import VerifyReport
+    from cachestore.care.verify import VerifyReport
 
 _MAX_LISTED: Final = 20
 _AGAIN: Final = ("seed", "source", "model", "vae", "text_encoder")
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Returns 4 if there is damage."""
+    from cachestore.care.verify import verify
     from cachestore.files.paths import Layout
-    from cachestore.maintain.verify import verify
 
     again = {name: getattr(arguments, name) for name in _AGAIN if getattr(arguments, name) is not None}
     if again and arguments.recompute == 0:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_words(report: "VerifyReport") -> Iterator[str]:
-    from cachestore.storage.findings import HARMLESS
+    from cachestore.store.format.findings import HARMLESS
 
     for finding in report.findings:
         about = f" (sample {finding.sample!r})" if finding.sample and not finding.entries else ""

@@ -20,8 +20,8 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import FOLDERS, MARKER
 
 if TYPE_CHECKING:
-    from cachestore.storage.catalog import Catalog
-    from cachestore.store.reader import Reader
+    from cachestore.store.format.catalog import Catalog
+    from cachestore.store.read.reader import Reader
 
 HELP = (
     "say which values of a sample are in the store, and why others are not; without SAMPLE, list all samples that lack a value; of a folder"
@@ -35,7 +35,7 @@ _NO_PICTURE: Final = "no picture: add it to the source, or leave the sample out,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    from cachestore.jobs.options import PrecomputeRequest, in_command, option_of
+    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, option_of
 
     add_store(parser)
     parser.add_argument("sample", metavar="SAMPLE", nargs="?", help="a sample's id (default: all samples that are not ready)")
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns 4 if something is not ready, 2 if a run would stop over the names of the files.
     """
-    from cachestore.store.reader import Reader
+    from cachestore.store.read.reader import Reader
 
     if arguments.sample is None and arguments.name is None and _is_source(Path(arguments.store)):
         return _tell_source(arguments)
@@ -74,10 +74,10 @@ def _is_source(path: Path) -> bool:
 
 def _tell_source(arguments: argparse.Namespace) -> int:
     """Print how many files of a source are used, and which are not, and why. Needs no model and no store."""
-    from cachestore.jobs.options import PrecomputeRequest, in_command, parse_value
-    from cachestore.source.combined import list_path
-    from cachestore.source.remarks import Remarks
-    from cachestore.source.unused import unused_in_words
+    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, parse_value
+    from cachestore.sources.combined import list_path
+    from cachestore.sources.remarks import Remarks
+    from cachestore.sources.unused import unused_in_words
 
     known = {one.name: one for one in fields(PrecomputeRequest)}
     given = {name: getattr(arguments, name) for name in _OF_LISTING if name in known}
@@ -127,8 +127,8 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
 
 def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
     """Print every sample that is not ready, with what it lacks and why."""
-    from cachestore.jobs.presence import ready_rows
-    from cachestore.source.unused import unused_in_words
+    from cachestore.jobs.run.presence import ready_rows
+    from cachestore.sources.unused import unused_in_words
 
     lacking: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -194,7 +194,7 @@ class _Reasons:
     """Why samples of a data set are not ready. The failures that its passes reported are read at the first question."""
 
     def __init__(self, reader: "Reader", catalog: "Catalog") -> None:
-        from cachestore.jobs.columns import rows_without_picture
+        from cachestore.jobs.plan.columns import rows_without_picture
 
         pictures = (column.at for column in catalog.columns if column.role in {IMAGE, VIDEO})
         self.without_picture = frozenset(rows_without_picture(pictures))
@@ -219,7 +219,7 @@ class _Reasons:
 
     def refused(self) -> list[dict[str, Any]]:
         """Return an answer for each row or file of the source that could not be used when the data set was last listed."""
-        from cachestore.jobs.pass_counts import OF_SOURCE
+        from cachestore.jobs.run.pass_counts import OF_SOURCE
 
         newest = next(reversed(self._ended()), None)
         rows = [] if newest is None else [one for one in newest["failures"] if one["encoder"] == OF_SOURCE]
@@ -237,7 +237,7 @@ class _Reasons:
             return self._reports
         from cachestore.files.opening import names_in
         from cachestore.files.paths import parse_plan
-        from cachestore.work.passes import PassRef, list_passes, read_done
+        from cachestore.jobs.share.passes import PassRef, list_passes, read_done
 
         reports: list[tuple[int, int, int, Any]] = []
         for plan in filter(None, map(parse_plan, names_in(self._layout.plans))):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from cachestore.cli import FAILURES, OK, print_json
-from cachestore.cli.stopping import silence, stopping, to_stderr
+from cachestore.cli.terminal.stopping import silence, stopping, to_stderr
 
 HELP = "one rank of precompute"
 
@@ -23,11 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Do this rank's part of the request and print the report. It ends if the process that started it ends."""
     from cachestore.core.spelling import for_command_line
     from cachestore.files.opening import read_foreign
-    from cachestore.jobs.launching import PLANNED, TYPED
-    from cachestore.jobs.options import PrecomputeRequest
-    from cachestore.jobs.parent_watch import watch_parent
-    from cachestore.jobs.precompute import precompute_here
-    from cachestore.jobs.processes import LISTING
+    from cachestore.jobs.plan.options import PrecomputeRequest
+    from cachestore.jobs.start.launching import PLANNED, TYPED
+    from cachestore.jobs.start.parent_watch import watch_parent
+    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.processes import LISTING
 
     watch_parent(os.environ)
     number = os.environ.pop(LISTING, "")

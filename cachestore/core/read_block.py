@@ -1,7 +1,7 @@
 """The `read` block of a recipe as typed values: how stored tensors become a batch.
 
-The fields are described beside the families that make them, in `encode/families.py`. Unknown fields are errors here: a reader that ignored
-one could return wrong tensors that look right.
+The fields are described beside the families that make them, in `encode/families/lookup.py`. Unknown fields are errors here: a reader that
+ignored one could return wrong tensors that look right.
 """
 
 from collections.abc import Collection, Generator, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Samples with their images and captions, as plain values. The package `source` makes them from folders and files."""
+"""Samples with their images and captions, as plain values. The room `sources` makes them from folders and files."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence

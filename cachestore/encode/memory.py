@@ -13,15 +13,15 @@ from typing import Final
 from cachestore.core.dtypes import DTYPES
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Json
-from cachestore.encode.buckets import Size
-from cachestore.encode.family import VaeFamily
-from cachestore.encode.latents import LatentsEncoder
-from cachestore.encode.models import QUANTIZATION, Component, opened_weights
-from cachestore.encode.setup import text_width
-from cachestore.encode.text import TextEncoder
-from cachestore.encode.unit import Encoder
-from cachestore.encode.vae_families import VAE_FAMILIES
-from cachestore.encode.vision import VisionEncoder
+from cachestore.encode.batching.unit import Encoder
+from cachestore.encode.families.row import VaeFamily
+from cachestore.encode.families.vae import VAE_FAMILIES
+from cachestore.encode.models.folders import QUANTIZATION, Component, opened_weights
+from cachestore.encode.models.setup import text_width
+from cachestore.encode.pictures.buckets import Size
+from cachestore.encode.pictures.latents import LatentsEncoder
+from cachestore.encode.pictures.vision import VisionEncoder
+from cachestore.encode.text.encoder import TextEncoder
 
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 MARGIN: Final = 1.25

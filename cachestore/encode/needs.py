@@ -11,8 +11,8 @@ from typing import Final
 
 from cachestore.core.keys import Json
 from cachestore.core.samples import CONTROL, role_of
-from cachestore.encode.conditions import AUDIO, ROWS, Condition, PipelineOutline, conditions_of, outline_of
-from cachestore.encode.text_families import TEXT_FAMILIES
+from cachestore.encode.families.text import TEXT_FAMILIES
+from cachestore.encode.pictures.conditions import AUDIO, ROWS, Condition, PipelineOutline, conditions_of, outline_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from cachestore.core.keys import Json
-from cachestore.encode.conditions import plain_class
-from cachestore.encode.family import SKIP_ARG, TextFamily
-from cachestore.encode.kinds import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, EndFrames, Guided, Kind, Masked
-from cachestore.encode.latents import LatentsEncoder
-from cachestore.encode.models import INDEX, Model, read_model
-from cachestore.encode.modules import (
+from cachestore.encode.families.row import SKIP_ARG, TextFamily
+from cachestore.encode.families.text import PLAIN, TEXT_FAMILIES
+from cachestore.encode.models.folders import INDEX, Model, read_model
+from cachestore.encode.models.modules import (
     Foreign,
     build_pipeline,
     choose_device,
@@ -31,11 +29,13 @@ from cachestore.encode.modules import (
     load_image_processor,
     load_module,
 )
-from cachestore.encode.prompts import load_part
-from cachestore.encode.setup import Caption, TextSetup, caption_at
-from cachestore.encode.shots import Pixels, Shown
-from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
-from cachestore.encode.vision import VisionEncoder
+from cachestore.encode.models.setup import Caption, TextSetup, caption_at
+from cachestore.encode.pictures.conditions import plain_class
+from cachestore.encode.pictures.kinds import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, EndFrames, Guided, Kind, Masked
+from cachestore.encode.pictures.latents import LatentsEncoder
+from cachestore.encode.pictures.shots import Pixels, Shown
+from cachestore.encode.pictures.vision import VisionEncoder
+from cachestore.encode.text.prompts import load_part
 
 Make = Callable[[Any], dict[str, Tensor]]
 """Makes the tensors of one input as diffusers does."""

@@ -16,23 +16,25 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.keys import Json, Recipe
 from cachestore.core.spelling import option
-from cachestore.encode import families, images, models
-from cachestore.encode.conditions import DENOISERS, VAE, conditions_of, outline_of, plain_class
-from cachestore.encode.family import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
-from cachestore.encode.hub import find_here, with_folder
-from cachestore.encode.kinds import Embedded
-from cachestore.encode.latents import LatentsEncoder
-from cachestore.encode.models import Component, Model
+from cachestore.encode.families import lookup as families
+from cachestore.encode.families.resamplers import DEFAULT, RESAMPLERS
+from cachestore.encode.families.row import DTYPES, EXACT_PADDING, MAX_LENGTH_ARG, SKIP_ARG, TextFamily, encoder_of, is_text_encoder
+from cachestore.encode.families.text import PLAIN, TEXT_FAMILIES
+from cachestore.encode.models import folders as models
+from cachestore.encode.models.folders import Component, Model
+from cachestore.encode.models.hub import find_here, with_folder
+from cachestore.encode.models.setup import LatentsSetup, TextSetup, text_width
+from cachestore.encode.models.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
 from cachestore.encode.needs import Need, needs_of
-from cachestore.encode.resamplers import DEFAULT, RESAMPLERS
-from cachestore.encode.setup import LatentsSetup, TextSetup, text_width
-from cachestore.encode.single_file import is_single_file, read_shapes, text_prefix, token_embeddings
-from cachestore.encode.text import TextEncoder
-from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
-from cachestore.encode.vision import VisionEncoder, VisionSetup
+from cachestore.encode.pictures import images
+from cachestore.encode.pictures.conditions import DENOISERS, VAE, conditions_of, outline_of, plain_class
+from cachestore.encode.pictures.kinds import Embedded
+from cachestore.encode.pictures.latents import LatentsEncoder
+from cachestore.encode.pictures.vision import VisionEncoder, VisionSetup
+from cachestore.encode.text.encoder import TextEncoder
 
 if TYPE_CHECKING:
-    from cachestore.encode.loaded import LoadedModel
+    from cachestore.encode.models.loaded import LoadedModel
 
 T = TypeVar("T")
 Digest = Callable[[Path], str]
@@ -284,7 +286,7 @@ def _family(model: Model, request: ModelRequest) -> TextFamily:
     """Return the row of the model's pipeline, or the one that introspection makes, for the text encoders that are asked for."""
     family = request.family or TEXT_FAMILIES.get(plain_class(model.class_name))
     if family is None:
-        from cachestore.encode import introspection
+        from cachestore.encode.models import introspection
 
         family = introspection.find_family(model.class_name, model.index)
     config_of = request.loaded.config if request.loaded else model.config_of
@@ -434,7 +436,7 @@ def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest
         raise BadInput(f"{option(name, asked)} is unknown; known are auto, {known}", option=name)
     if request.loaded is None:
         return DTYPES[auto if asked == "auto" else asked], request.device
-    from cachestore.encode import loaded
+    from cachestore.encode.models import loaded
 
     dtype = loaded.common_dtype(components, name, DTYPES.get(asked, "auto"))
     if dtype not in DTYPES:

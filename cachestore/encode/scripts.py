@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 
 from cachestore.core.spelling import option
-from cachestore.encode.latents import LatentsEncoder
-from cachestore.encode.models import eight_bits
-from cachestore.encode.text import TextEncoder
-from cachestore.encode.unit import Encoder
+from cachestore.encode.batching.unit import Encoder
+from cachestore.encode.models.folders import eight_bits
+from cachestore.encode.pictures.latents import LatentsEncoder
+from cachestore.encode.text.encoder import TextEncoder
 
 
 def unlike_script(encoder: Encoder, *, is_for_scripts: bool = True) -> Iterator[str]:

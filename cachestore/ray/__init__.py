@@ -14,16 +14,16 @@ from cachestore.core.arguments import as_whole, check_calls, check_function
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json, Key
 from cachestore.files.paths import Layout
-from cachestore.jobs.fill import fill as fill_here
-from cachestore.jobs.option_types import allowed_failures
-from cachestore.jobs.options import PrecomputeRequest, SharedOptions
-from cachestore.jobs.pass_loop import Report, held_to
-from cachestore.jobs.precompute import precompute_here, read_arguments
-from cachestore.jobs.task import Cancel, OnProgress
-from cachestore.store.reader import AnyKey
-from cachestore.store.writer import Store
-from cachestore.work.pace import with_pace
-from cachestore.work.progress import Observer
+from cachestore.jobs.plan.option_types import allowed_failures
+from cachestore.jobs.plan.options import PrecomputeRequest, SharedOptions
+from cachestore.jobs.run.pass_loop import Report, held_to
+from cachestore.jobs.run.task import Cancel, OnProgress
+from cachestore.jobs.share.pace import with_pace
+from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.start.fill import fill as fill_here
+from cachestore.jobs.start.precompute import precompute_here, read_arguments
+from cachestore.store.read.reader import AnyKey
+from cachestore.store.write.writer import Store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -15,9 +15,9 @@ from typing import Any, Final
 from cachestore.core.errors import CacheStoreError, Incomplete
 from cachestore.core.keys import Json
 from cachestore.core.words import plural
-from cachestore.jobs.pass_loop import Report
-from cachestore.jobs.processes import STOP_SECONDS, UNSEEN_SECONDS, Child, joined_report
-from cachestore.jobs.task import Cancel, OnProgress
+from cachestore.jobs.run.pass_loop import Report
+from cachestore.jobs.run.task import Cancel, OnProgress
+from cachestore.jobs.start.processes import STOP_SECONDS, UNSEEN_SECONDS, Child, joined_report
 
 ray: Any = import_module("ray")
 """The package of the extra [ray], which has no complete types."""

@@ -1,1 +1,1 @@
-"""Copies between a store in a folder and one in an object store: push, pull and what `ls` shows of the latter."""
+"""Object stores: addresses, the client and its helper processes, push, pull, and reading from an address."""

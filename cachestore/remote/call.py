@@ -7,7 +7,7 @@ from cachestore.children.kinds import CALL_HELPER
 from cachestore.core.errors import RemoteFailed, numbered
 from cachestore.core.keys import Json
 from cachestore.files.frames import frame
-from cachestore.objects.process import Helper, HelperEnded, error_of
+from cachestore.remote.process import Helper, HelperEnded, error_of
 from cachestore.remote.transfer import Shown
 
 _END_SECONDS: Final = 10.0

@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass
 
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
-from cachestore.objects.address import parse_address
-from cachestore.objects.client import ReadingClient
+from cachestore.remote.address import parse_address
 from cachestore.remote.call import call_helper
-from cachestore.store.outline import ask_until_sure, remote_start, require_store, take_inventory
+from cachestore.remote.client import ReadingClient
+from cachestore.remote.outline import ask_until_sure, remote_start, require_store, take_inventory
 
 
 @dataclass(frozen=True, slots=True)

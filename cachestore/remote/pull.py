@@ -17,9 +17,19 @@ from cachestore.files.opening import names_in, open_foreign, status_of
 from cachestore.files.paths import MARKER, Access, Layout, Mode
 from cachestore.files.publish import publish, publish_pieces
 from cachestore.files.records import decode_record
-from cachestore.objects.address import parse_address
-from cachestore.objects.client import Client
+from cachestore.remote.address import parse_address
 from cachestore.remote.call import call_helper
+from cachestore.remote.client import Client
+from cachestore.remote.outline import (
+    KEYS,
+    digesting,
+    draw_segments,
+    fetch_catalog,
+    fetch_index,
+    key_of,
+    remote_header,
+    require_store,
+)
 from cachestore.remote.transfer import (
     JOBS,
     FileRef,
@@ -35,19 +45,9 @@ from cachestore.remote.transfer import (
     run_transfer,
     segments_of,
 )
-from cachestore.storage.catalog import Catalog, read_catalog
-from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
-from cachestore.storage.snapshot import Snapshot, load_snapshot, open_layout
-from cachestore.store.outline import (
-    KEYS,
-    digesting,
-    draw_segments,
-    fetch_catalog,
-    fetch_index,
-    key_of,
-    remote_header,
-    require_store,
-)
+from cachestore.store.format.catalog import Catalog, read_catalog
+from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
+from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
 
 
 def pull(

@@ -20,9 +20,19 @@ from cachestore.files.opening import names_in, opened, read_at, read_whole, stat
 from cachestore.files.paths import MARKER, Layout, parse_recipe
 from cachestore.files.records import RECORD_LIMIT_BYTES, encode_record
 from cachestore.files.table import TABLE_LIMIT_BYTES
-from cachestore.objects.address import parse_address
-from cachestore.objects.client import Client
+from cachestore.remote.address import parse_address
 from cachestore.remote.call import call_helper
+from cachestore.remote.client import Client
+from cachestore.remote.outline import (
+    KEYS,
+    draw_segments,
+    fetch_index,
+    key_of,
+    read_remote_marker,
+    remote_header,
+    start_of,
+    take_inventory,
+)
 from cachestore.remote.transfer import (
     JOBS,
     FileRef,
@@ -39,22 +49,12 @@ from cachestore.remote.transfer import (
     run_transfer,
     segments_of,
 )
-from cachestore.storage.catalog import list_generations, list_names, read_catalog
-from cachestore.storage.commit import commit, has_news
-from cachestore.storage.index import check as check_index
-from cachestore.storage.marked import marked_segments
-from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot, open_layout
-from cachestore.store.outline import (
-    KEYS,
-    draw_segments,
-    fetch_index,
-    key_of,
-    read_remote_marker,
-    remote_header,
-    start_of,
-    take_inventory,
-)
-from cachestore.store.unfinished import check_there, list_unfinished
+from cachestore.store.format.catalog import list_generations, list_names, read_catalog
+from cachestore.store.format.index import check as check_index
+from cachestore.store.format.marked import marked_segments
+from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot, open_layout
+from cachestore.store.read.unfinished import check_there, list_unfinished
+from cachestore.store.write.commit import commit, has_news
 
 
 def push(

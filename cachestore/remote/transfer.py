@@ -20,11 +20,11 @@ from cachestore.core.words import did_you_mean, first_of, in_short
 from cachestore.files.opening import read_at, reason_of
 from cachestore.files.paths import Access, Layout
 from cachestore.files.scratch import MAKE_ROOM, scratch_folder
-from cachestore.objects.address import Address
-from cachestore.objects.client import PIECE_BYTES, Client, ReadingClient
-from cachestore.storage.catalog import NO_KEY, Catalog
-from cachestore.storage.snapshot import Snapshot
-from cachestore.store.outline import ask_until_sure, catalog_digest, remote_start, take_inventory
+from cachestore.remote.address import Address
+from cachestore.remote.client import PIECE_BYTES, Client, ReadingClient
+from cachestore.remote.outline import ask_until_sure, catalog_digest, remote_start, take_inventory
+from cachestore.store.format.catalog import NO_KEY, Catalog
+from cachestore.store.read.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from typing_extensions import Self

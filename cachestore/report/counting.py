@@ -9,10 +9,10 @@ from cachestore.core.inputs import BUCKETS, OWN, READ_HERE
 from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of
-from cachestore.loading.facts import count_buckets
 from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, ColumnNumbers, Long, Loss, Repeat
-from cachestore.storage.catalog import NO_KEY, Catalog, KeyColumn
-from cachestore.storage.snapshot import Snapshot
+from cachestore.store.format.catalog import NO_KEY, Catalog, KeyColumn
+from cachestore.store.read.snapshot import Snapshot
+from cachestore.train.facts import count_buckets
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _AT_ONCE: Final = 4096

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Final
 
 from cachestore.core.words import first_of, listed
-from cachestore.jobs.forecast import left_out_in_words
+from cachestore.jobs.start.forecast import left_out_in_words
 from cachestore.report.charts import bar, histogram, neighbours, segment_map
 from cachestore.report.html import (
     DASH,
@@ -38,7 +38,7 @@ from cachestore.report.numbers import (
     Thumbnail,
 )
 from cachestore.report.style import STYLE
-from cachestore.source.unused import REASONS
+from cachestore.sources.unused import REASONS
 
 MOST_ROWS: Final = 50
 """The most findings, failures or buckets in a table; the page counts the rest."""

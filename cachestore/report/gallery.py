@@ -6,14 +6,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.inputs import WITHIN, framing_of
-from cachestore.loading.facts import fit_of
 from cachestore.report.numbers import Framing, Gallery, Picture, Thumbnail
 from cachestore.report.originals import Original, SampleLatents, find_originals, longest_side, references_of
 from cachestore.report.png import encode_png
 from cachestore.report.previews import Colours, choose_rows, find_colours, picture_columns, read_samples, reduce
-from cachestore.source.combined import Moved
-from cachestore.storage.catalog import Catalog, KeyColumn
-from cachestore.store.reader import Reader
+from cachestore.sources.combined import Moved
+from cachestore.store.format.catalog import Catalog, KeyColumn
+from cachestore.store.read.reader import Reader
+from cachestore.train.facts import fit_of
 
 if TYPE_CHECKING:
     from cachestore.core.keys import Json

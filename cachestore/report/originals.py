@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from cachestore.core.errors import BadInput, EncodeFailed, naming_extras
 from cachestore.core.keys import Json, Key, digest_bytes
 from cachestore.core.samples import VIDEO, Source
-from cachestore.loading.facts import crop_of, is_flipped
 from cachestore.report.numbers import ClipFile, Picture
-from cachestore.source.combined import Moved, at_new_paths, files_of, files_of_sources
-from cachestore.source.files import Files
-from cachestore.storage.catalog import Catalog, Cell, KeyColumn
+from cachestore.sources.combined import Moved, at_new_paths, files_of, files_of_sources
+from cachestore.sources.files import Files
+from cachestore.store.format.catalog import Catalog, Cell, KeyColumn
+from cachestore.train.facts import crop_of, is_flipped
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -182,8 +182,8 @@ def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float]
 
 
 def _decoded(options: Mapping[str, Json], data: bytes, _one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
-    from cachestore.encode.images import as_image, decode_picture
-    from cachestore.encode.variants import reading_of
+    from cachestore.encode.pictures.images import as_image, decode_picture
+    from cachestore.encode.pictures.variants import reading_of
 
     return [as_image(decode_picture(data, reading_of(options))).convert("RGB")], None
 
@@ -191,9 +191,9 @@ def _decoded(options: Mapping[str, Json], data: bytes, _one: SampleLatents) -> "
 def _frames(data: bytes, one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":
     from PIL import Image
 
-    from cachestore.encode import videos
-    from cachestore.encode.buckets import CropBox
-    from cachestore.encode.clips import as_rate
+    from cachestore.encode.pictures import videos
+    from cachestore.encode.pictures.buckets import CropBox
+    from cachestore.encode.pictures.clips import as_rate
 
     start = next(iter(one.cell.facts.get("start", ())), None)
     if start is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from cachestore import __version__
+from cachestore.care.verify import VerifyReport, verify
 from cachestore.core.arguments import as_path
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
@@ -18,8 +19,12 @@ from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
 from cachestore.files.records import read_record
-from cachestore.jobs.forecast import TRAINING_BATCH
-from cachestore.maintain.verify import VerifyReport, verify
+from cachestore.jobs.share.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
+from cachestore.jobs.share.plan import read_outline
+from cachestore.jobs.share.retention import list_plans
+from cachestore.jobs.share.stages import STAGES, stage_fractions, sum_stages
+from cachestore.jobs.share.workers import Beat, read_heartbeats
+from cachestore.jobs.start.forecast import TRAINING_BATCH
 from cachestore.report.counting import kind_of, measure_buckets, measure_captions, sizes_of
 from cachestore.report.document import make_page
 from cachestore.report.gallery import make_gallery
@@ -37,17 +42,12 @@ from cachestore.report.numbers import (
     UnfinishedNumbers,
     UnusedFiles,
 )
-from cachestore.source.combined import Moved
-from cachestore.storage.catalog import Catalog, newest_catalog
-from cachestore.storage.snapshot import Snapshot
-from cachestore.store.opener import is_address, open_whole
-from cachestore.store.reader import Reader
-from cachestore.store.unfinished import list_data_sets, list_unfinished, not_there, several_there
-from cachestore.work.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
-from cachestore.work.plan import read_outline
-from cachestore.work.retention import list_plans
-from cachestore.work.stages import STAGES, stage_fractions, sum_stages
-from cachestore.work.workers import Beat, read_heartbeats
+from cachestore.sources.combined import Moved
+from cachestore.store.format.catalog import Catalog, newest_catalog
+from cachestore.store.read.opener import is_address, open_whole
+from cachestore.store.read.reader import Reader
+from cachestore.store.read.snapshot import Snapshot
+from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there, several_there
 
 _COUNTS: Final = ("reused", "encoded", "failed")
 

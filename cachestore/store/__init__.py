@@ -1,1 +1,1 @@
-"""Read a store, and write to it."""
+"""A store in a folder: what its bytes mean (`format`), reading (`read`) and writing (`write`)."""

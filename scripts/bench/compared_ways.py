@@ -200,10 +200,10 @@ class Cachestore(Way):
     def _publish(self, store: Any, count: int) -> None:
         """Make the data set, as `precompute` does once all entries are there."""
         from cachestore.core.keys import Recipe
-        from cachestore.encode import families
-        from cachestore.encode.text_families import PLAIN
-        from cachestore.storage.catalog import Catalog, Cell, list_generations, make_column
-        from cachestore.storage.catalog_writer import draft_of, publish_draft
+        from cachestore.encode.families import lookup as families
+        from cachestore.encode.families.text import PLAIN
+        from cachestore.store.format.catalog import Catalog, Cell, list_generations, make_column
+        from cachestore.store.write.catalog_writer import draft_of, publish_draft
 
         if list_generations(store.layout, "train"):
             return

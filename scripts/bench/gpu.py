@@ -43,12 +43,12 @@ from bench.models import MODELS, tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from cachestore.care.bench import CAPTIONS, PHOTOS, Kept, Passes, Work
 from cachestore.core.keys import Key
-from cachestore.encode import vae
-from cachestore.encode.environment import set_library_defaults
-from cachestore.encode.random_model import RandomModel, RandomSize, random_model
-from cachestore.encode.resamplers import RESAMPLERS
-from cachestore.maintain.bench import CAPTIONS, PHOTOS, Kept, Passes, Work
+from cachestore.encode.batching.environment import set_library_defaults
+from cachestore.encode.families.resamplers import RESAMPLERS
+from cachestore.encode.models.random_model import RandomModel, RandomSize, random_model
+from cachestore.encode.pictures import vae
 
 MINUTES: Final = 7.0
 """After them no further row is begun."""
@@ -465,7 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("", *HEAD, sep="\n", flush=True)
     with (
         TemporaryDirectory(prefix="cachestore-gpu-", dir=asked.folder) as folder,
-        mock.patch("cachestore.encode.loaded.digest_state", _digest),
+        mock.patch("cachestore.encode.models.loaded.digest_state", _digest),
     ):
         options, seconds = ({"resolution": TINY_RESOLUTION}, 0.0) if asked.tiny else ({}, SECONDS)
         until = began + 60 * asked.minutes

@@ -26,7 +26,7 @@ from typing import Final
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder in memory is meant
 SIDE: Final = """
 import sys, time
-from cachestore.source.combined import list_path
+from cachestore.sources.combined import list_path
 before = time.perf_counter()
 listing = list_path(sys.argv[1])
 count = sum(1 for _sample in listing.samples())

@@ -96,9 +96,9 @@ class Row:
 def make_store(path: Path, kind: Kind) -> None:
     """Latents of random numbers under a catalog, in two buckets of one shape."""
     from cachestore.core.keys import Recipe, digest_text, input_key
-    from cachestore.encode import families
-    from cachestore.storage.catalog import Catalog, Cell, make_column
-    from cachestore.storage.catalog_writer import draft_of, publish_draft
+    from cachestore.encode.families import lookup as families
+    from cachestore.store.format.catalog import Catalog, Cell, make_column
+    from cachestore.store.write.catalog_writer import draft_of, publish_draft
 
     config = {"scaling_factor": 0.3611, "shift_factor": 0.1159, "latent_channels": kind.shape[0], "block_out_channels": [1, 1, 1, 1]}
     recipe = Recipe("latents", {"of": "a benchmark"}, families.latents_read(families.vae_family("AutoencoderKL"), config, "mean"))

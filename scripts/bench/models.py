@@ -1,6 +1,6 @@
 """How fast models of real sizes are encoded: `python3 scripts/bench/models.py [--device cuda] [--resample WAY] [--only NAME] [--tiny]`.
 
-Weights are random, and nothing is downloaded. Each model is measured as by `cachestore bench` (`cachestore.maintain.bench`), the host alone
+Weights are random, and nothing is downloaded. Each model is measured as by `cachestore bench` (`cachestore.care.bench`), the host alone
 once before them; batches grow from pass to pass to the size that is fastest. Prints the rows of the host and of the models in
 docs/benchmarks.md. Temporary files lie in `--folder`. With `--tiny` the models are small, so that a machine without a GPU can show that
 everything runs.
@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
+from cachestore.care.bench import BenchReport, Row, bench, bench_model
 from cachestore.core.words import human_bytes
-from cachestore.encode.random_model import CLIP_IDS, CLIP_L, FLUX_VAE, KL, REAL, T5_IDS, T5_XXL, RandomSize, random_model
-from cachestore.encode.resamplers import DEFAULT, RESAMPLERS
-from cachestore.maintain.bench import BenchReport, Row, bench, bench_model
+from cachestore.encode.families.resamplers import DEFAULT, RESAMPLERS
+from cachestore.encode.models.random_model import CLIP_IDS, CLIP_L, FLUX_VAE, KL, REAL, T5_IDS, T5_XXL, RandomSize, random_model
 
 BIG_G = {"hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 20, "num_hidden_layers": 32, "projection_dim": 1280}
 GEMMA_2B = {

@@ -20,16 +20,16 @@ from typing import Any
 
 from cachestore.core.keys import Recipe
 from cachestore.core.words import human_bytes
-from cachestore.encode.buckets import Size
-from cachestore.encode.families import latents_read, vae_family
-from cachestore.encode.family import MAX_LENGTH_ARG
-from cachestore.encode.latents import LatentsEncoder
+from cachestore.encode.families.lookup import latents_read, vae_family
+from cachestore.encode.families.row import MAX_LENGTH_ARG
+from cachestore.encode.families.text import TEXT_FAMILIES
 from cachestore.encode.memory import HEAD, ITEM_BYTES, KEPT_FREE, LONGEST, text_working, vae_working
-from cachestore.encode.models import Component
+from cachestore.encode.models.folders import Component
+from cachestore.encode.models.setup import TextSetup
+from cachestore.encode.pictures.buckets import Size
+from cachestore.encode.pictures.latents import LatentsEncoder
 from cachestore.encode.recipes import latents_setup
-from cachestore.encode.setup import TextSetup
-from cachestore.encode.text import TextEncoder
-from cachestore.encode.text_families import TEXT_FAMILIES
+from cachestore.encode.text.encoder import TextEncoder
 
 TOKENS = 72
 """The length of a usual caption."""

@@ -78,7 +78,8 @@ def seconds(work: Callable[[], object]) -> float:
 @contextmanager
 def free_model() -> Generator[None]:
     """Within the block models cost nothing: they give the same tensors for every unit of a size."""
-    from cachestore.encode import prompts, vae
+    from cachestore.encode.pictures import vae
+    from cachestore.encode.text import prompts
 
     before = vae.Vae, prompts.TextModules
     vae.Vae, prompts.TextModules = _Free, _Free
@@ -203,7 +204,7 @@ def captions(side: Side, count: int) -> Path:
 
 def host_pictures(side: Side, _part: Part, *, width: int, height: int, more: int, pillow: bool = False) -> float:
     """JPEGs a second with a VAE that costs nothing."""
-    from cachestore.encode import images
+    from cachestore.encode.pictures import images
 
     sources = pictures(side, width, height, FEW), pictures(side, width, height, FEW + more)
     with free_model(), patch.object(images, "_fast_decoder", lambda: None) if pillow else nullcontext():
@@ -243,7 +244,7 @@ def _fitting(side: Side, few: Path) -> Sequence[int]:
     """The widths of the smallest VAE that costs VAE_TIMES pictures. The first side that asks decides for both."""
     chosen = side.common / "fitting.json"
     if not chosen.exists():
-        from cachestore.encode import images
+        from cachestore.encode.pictures import images
 
         data = next(few.iterdir()).read_bytes()
         decode = min(seconds(partial(images.decode, data)) for _time in range(9))
@@ -375,7 +376,7 @@ ROWS: Final = {
 
 def decoder() -> str:
     """What decodes JPEGs here."""
-    from cachestore.encode import images
+    from cachestore.encode.pictures import images
 
     return "Pillow" if vars(images)["_fast_decoder"]() is None else "simplejpeg"
 

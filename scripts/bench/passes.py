@@ -70,9 +70,9 @@ def fill(manifest: Path, store: Path) -> None:
     """The first pass, with one number in place of each embedding: the keys, segments, ledgers and the catalog are real."""
     import numpy as np
 
-    from cachestore.encode.text import TextEncoder
-    from cachestore.encode.unit import Prepared
-    from cachestore.jobs.precompute import precompute
+    from cachestore.encode.batching.unit import Prepared
+    from cachestore.encode.text.encoder import TextEncoder
+    from cachestore.jobs.start.precompute import precompute
 
     def prepare(_encoder: TextEncoder, resolved: Any) -> Prepared:
         return Prepared(resolved.item, "captions", {"tokens": resolved.item.count(" ") + 3})
@@ -100,7 +100,7 @@ def take_part(manifest: str, store: str, rank: str, world: str) -> None:
     watching = threading.Thread(target=watch)
     watching.start()
     begin = time.perf_counter()
-    from cachestore.jobs.precompute import precompute
+    from cachestore.jobs.start.precompute import precompute
 
     report = precompute(manifest, model=model_folder(), store=store, encode=("text",), inline=True, rank=int(rank), world_size=int(world))
     seconds = time.perf_counter() - begin
@@ -118,9 +118,9 @@ def take_part(manifest: str, store: str, rank: str, world: str) -> None:
 
 def lay_out(manifest: str, store: str) -> None:
     """Publish the plan in this process; prints what it took as JSON."""
-    from cachestore.jobs.options import PrecomputeRequest
-    from cachestore.jobs.planning import list_request, plan_request, published
-    from cachestore.storage.commit import create_store
+    from cachestore.jobs.plan.options import PrecomputeRequest
+    from cachestore.jobs.plan.planning import list_request, plan_request, published
+    from cachestore.store.write.commit import create_store
 
     begin = time.perf_counter()
     request = PrecomputeRequest(manifest, model_folder(), store, encode=("text",))

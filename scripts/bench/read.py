@@ -250,10 +250,10 @@ def make_store(folder: Path, kind: Kind) -> Path:
     """A store of the items with a catalog, as `precompute` leaves it."""
     import cachestore as cs
     from cachestore.core.keys import Recipe
-    from cachestore.encode import families
-    from cachestore.encode.text_families import PLAIN
-    from cachestore.storage.catalog import Catalog, Cell, make_column
-    from cachestore.storage.catalog_writer import draft_of, publish_draft
+    from cachestore.encode.families import lookup as families
+    from cachestore.encode.families.text import PLAIN
+    from cachestore.store.format.catalog import Catalog, Cell, make_column
+    from cachestore.store.write.catalog_writer import draft_of, publish_draft
 
     if kind.is_text:
         read = {**families.text_read(PLAIN)}
@@ -379,7 +379,7 @@ def read_all_alone(data: Any, batches: Sequence[Sequence[int]], buffers: Any) ->
 def measure_batches(folder: Path, kind: Kind) -> list[Row]:
     """Every row of one kind of item, in the page cache."""
     import cachestore as cs
-    from cachestore.loading.buffers import BatchBuffers
+    from cachestore.train.buffers import BatchBuffers
 
     store, raw = make_store(folder, kind), Raw(folder, kind)
     peers: list[Any] = [*(Files(folder, kind, suffix) for suffix in ("pt", "npz", "safetensors")), LmdbValues(folder, kind)]
@@ -534,7 +534,7 @@ def bring_in(files: Iterable[Path]) -> None:
 def measure_cold(folder: Path, kind: Kind) -> list[Row]:
     """Nothing in memory, each time."""
     import cachestore as cs
-    from cachestore.loading.buffers import BatchBuffers
+    from cachestore.train.buffers import BatchBuffers
 
     store, raw = make_store(folder, kind), Raw(folder, kind)
     raw.mapping.release()
@@ -578,7 +578,7 @@ def measure_loaders(folder: Path, kind: Kind) -> list[Row]:
     from torch.utils.data import DataLoader
 
     import cachestore as cs
-    from cachestore.loading.buffers import BatchBuffers
+    from cachestore.train.buffers import BatchBuffers
 
     data = cs.CachedDataset(make_store(folder, kind), latents="raw")
     batches, buffers, rows = batches_of(kind.items, 16), BatchBuffers(), []
@@ -647,7 +647,7 @@ def bare_index(store: Path) -> Any:
 
 def measure_open(store: Path, count: int) -> Row:
     """A handed-over reader against opening LMDB and listing the segments."""
-    from cachestore.store.reader import Reader
+    from cachestore.store.read.reader import Reader
 
     with Reader(store) as reading:
         handed = pickle.dumps(reading)
@@ -667,7 +667,7 @@ def measure_open(store: Path, count: int) -> Row:
 def measure_look_ups(store: Path, count: int) -> list[Row]:
     """Where entries stand, one at a time and in batches, against a bare get of a transaction of its own."""
     import cachestore as cs
-    from cachestore.store.reader import Reader
+    from cachestore.store.read.reader import Reader
 
     keys = [cs.key("tiny", str(number)) for number in Random(2).choices(range(count), k=4000)]
     environment_ = bare_index(store)

@@ -36,10 +36,10 @@ from typing import Any, Literal
 import numpy as np
 
 from cachestore.files.paths import ClaimName, Layout, PassFolder
-from cachestore.work.choice import choose, parts_to_take, poll_seconds, ranges_of
-from cachestore.work.claims import Claims
-from cachestore.work.partition import bounds, partition_count, runs_of
-from cachestore.work.workers import Beat, Watch, heartbeat_seconds
+from cachestore.jobs.share.choice import choose, parts_to_take, poll_seconds, ranges_of
+from cachestore.jobs.share.claims import Claims
+from cachestore.jobs.share.partition import bounds, partition_count, runs_of
+from cachestore.jobs.share.workers import Beat, Watch, heartbeat_seconds
 
 HERE, THERE, BOOT = "here", "there", "boot"
 NOWHERE = Layout(Path("nowhere"))

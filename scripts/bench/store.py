@@ -110,7 +110,7 @@ def bench_small(folder: Path, size: int, count: int) -> Row:
     import lmdb
 
     import cachestore as cs
-    from cachestore.storage.append import SegmentLimits
+    from cachestore.store.write.append import SegmentLimits
 
     at_once = min(SegmentLimits().entries, SegmentLimits().size_bytes // size)
     values = [np.random.default_rng(n).integers(0, 255, size, dtype=np.uint8) for n in range(512)]
@@ -216,7 +216,7 @@ def _bench_get_many(path: Path, raw: Path, keys: list[Any], verify: Any) -> Row:
 
 def bench_verify(folder: Path, megabytes: int) -> list[Row]:
     """Verifying every byte of several segments, against `cat` and against reading them."""
-    from cachestore.maintain.verify import verify
+    from cachestore.care.verify import verify
 
     path, _keys = _make_store(folder / "to verify", megabytes * 1024 * 1024 // ENTRY_BYTES)
     files = sorted(path.glob("segments/*/*.safetensors"))

@@ -115,7 +115,7 @@ def serve_proxy(target: int, rtt: float, rate: float, count: Path | None) -> Non
 
 def serve_folder(root: Path) -> None:
     """Be the server until stdin ends; prints its port."""
-    from tests.objects.server import served
+    from tests.remote.server import served
 
     with served() as (state, url):
         for path in root.rglob("*"):
@@ -127,8 +127,8 @@ def serve_folder(root: Path) -> None:
 
 def get_ranges(ranges: Sequence[tuple[str, int, int]]) -> float:
     """Get these ranges with 32 threads. Returns the seconds, without those of the first 32."""
-    from cachestore.objects.address import parse_address
-    from cachestore.objects.client import connect
+    from cachestore.remote.address import parse_address
+    from cachestore.remote.client import connect
 
     client = connect(parse_address("address", ADDRESS))
     with ThreadPoolExecutor(THREADS) as threads:

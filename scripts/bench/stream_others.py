@@ -125,7 +125,7 @@ WAYS: dict[str, Any] = {"cachestore": Cachestore(), "mosaicml-streaming": Mds(),
 
 def serve_all(root: Path) -> None:
     """Be the server of all files below a folder until stdin ends; prints its port."""
-    from tests.objects.server import served
+    from tests.remote.server import served
 
     with served() as (state, url):
         state.objects |= {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}

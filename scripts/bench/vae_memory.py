@@ -24,9 +24,9 @@ from bench.models_table import KL_BLOCKS, MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from cachestore.encode.causal import frame_by_frame
-from cachestore.encode.family import VaeFamily
-from cachestore.encode.vae_families import VAE_FAMILIES
+from cachestore.encode.families.row import VaeFamily
+from cachestore.encode.families.vae import VAE_FAMILIES
+from cachestore.encode.pictures.causal import frame_by_frame
 
 SIDE = 512
 FRAMES = (1, 17, 49)

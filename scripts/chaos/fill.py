@@ -47,14 +47,14 @@ import cachestore as cs
 from cachestore.core.errors import CacheStoreError
 from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
-from cachestore.jobs import claiming, reconcile, worker
-from cachestore.jobs.reconcile import Reconciler
-from cachestore.storage import append
-from cachestore.storage.commit import commit
-from cachestore.storage.segment import SegmentDraft, read_contents
-from cachestore.storage.snapshot import list_segments
-from cachestore.work import choice, workers
-from cachestore.work.passes import Done, Round, list_passes, publish_done, publish_round
+from cachestore.jobs.run import claiming, reconcile, worker
+from cachestore.jobs.run.reconcile import Reconciler
+from cachestore.jobs.share import choice, workers
+from cachestore.jobs.share.passes import Done, Round, list_passes, publish_done, publish_round
+from cachestore.store.format.segment import SegmentDraft, read_contents
+from cachestore.store.read.snapshot import list_segments
+from cachestore.store.write import append
+from cachestore.store.write.commit import commit
 
 Bug = Literal["", "ledger-first", "trust-ledgers", "own-part-only"]
 BUGS: Final[tuple[Bug, ...]] = ("ledger-first", "trust-ledgers", "own-part-only")

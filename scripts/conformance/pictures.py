@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from cachestore.encode.images import decode
+from cachestore.encode.pictures.images import decode
 from tests.encode import drawn_pictures
 
 

@@ -19,11 +19,11 @@ from conformance.record_buckets import RECORDERS, Row
 from PIL import Image, ImageCms
 
 from cachestore.core.errors import EncodeFailed
-from cachestore.encode import images
-from cachestore.encode.bucket_rules import RULES, BucketSettings, fit_box
-from cachestore.encode.buckets import Size
-from cachestore.encode.shots import Still
-from cachestore.encode.variants import variant_of
+from cachestore.encode.pictures import images
+from cachestore.encode.pictures.bucket_rules import RULES, BucketSettings, fit_box
+from cachestore.encode.pictures.buckets import Size
+from cachestore.encode.pictures.shots import Still
+from cachestore.encode.pictures.variants import variant_of
 
 RESOLUTION = 512
 _ORIENTATION = 0x0112
@@ -143,7 +143,7 @@ def _alpha(seed: int, path: Path) -> str:
 
 def _profiled(seed: int, path: Path) -> str:
     """A wide-gamut picture: sRGB's own profile with the colours of Display P3."""
-    from cachestore.encode.colours import profile_of_codes
+    from cachestore.encode.pictures.colours import profile_of_codes
 
     profile = profile_of_codes(12, 13)
     assert profile is not None

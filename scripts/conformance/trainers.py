@@ -12,7 +12,7 @@ stand-ins that make values from pixels and captions. For each case:
 Of a trainer whose cache is not imported, only the third step is run.
 
 `--sizes 600` compares buckets of so many sizes, and pixels, with the trainer's own instead. `--live` trains four steps from a store.
-`--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for recorded.tar.xz in the trainer's folder of tests/interop/.
+`--keep FILE.tar.xz` keeps what the trainer wrote and loaded, for recorded.tar.xz in the trainer's folder of tests/trainers/.
 """
 
 import argparse
@@ -213,7 +213,7 @@ def values_of(driver: Driver, case: Case, store: Path, its: Loaded) -> Loaded:
 def _both_sides(store: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the plain and the mirrored latents of each picture: of its two cells, or both stored in one."""
     from cachestore.files.paths import Layout
-    from cachestore.storage.catalog import newest_catalog
+    from cachestore.store.format.catalog import newest_catalog
 
     catalog = newest_catalog(Layout.at(store), "train")
     assert catalog is not None
@@ -237,8 +237,8 @@ def _clips(store: Path) -> dict[str, tuple[str, torch.Tensor, torch.Tensor]]:
     """Return of each clip, by its name: its sample, its latents as a data set returns them, and as they are stored."""
     from cachestore.core.read_block import parse_latents
     from cachestore.files.paths import Layout
-    from cachestore.loading.latents import read_latents
-    from cachestore.storage.catalog import newest_catalog
+    from cachestore.store.format.catalog import newest_catalog
+    from cachestore.train.latents import read_latents
 
     catalog = newest_catalog(Layout.at(store), "train")
     assert catalog is not None
@@ -296,7 +296,7 @@ def differing(its: Loaded, other: Loaded) -> list[str]:
 
 def run_case(driver: Driver, case: Case, trainer: str, folder: Path, *, count: int, keep: Path | None) -> Iterator[Outcome]:
     """Run one case and yield the result of each step."""
-    from cachestore.interop.table import load_format
+    from cachestore.trainers.table import load_format
 
     sizes = (driver.resolution // 2, 2 * driver.resolution)
     data, cache = folder / "data", folder / ("data" if driver.is_beside else "cache")
@@ -348,7 +348,7 @@ def _encoded(driver: Driver, case: Case, trainer: str, folder: Path) -> Iterator
 
 
 def _is_exported(trainer: str) -> bool:
-    from cachestore.interop.table import load_format
+    from cachestore.trainers.table import load_format
 
     return load_format(trainer).writing is not None
 

@@ -181,8 +181,8 @@ def expected(case: Case, ffmpeg: str, path: Path, size: tuple[int, int], rate: i
 
 def found(path: Path, rate: int | None) -> "np.ndarray[Any, Any]":
     """Decode a clip by cachestore."""
-    from cachestore.encode import videos
-    from cachestore.encode.buckets import CropBox
+    from cachestore.encode.pictures import videos
+    from cachestore.encode.pictures.buckets import CropBox
 
     file = BytesIO(path.read_bytes())
     video = videos.measure(file)

@@ -70,7 +70,7 @@ def options_table() -> str:
     """The options of `precompute`: their names, their defaults, and what they do."""
     from dataclasses import fields
 
-    from cachestore.jobs.options import PrecomputeRequest, option_of, spelled
+    from cachestore.jobs.plan.options import PrecomputeRequest, option_of, spelled
 
     rows = ["| option | default | what it does |", "|---|---|---|"]
     for one in fields(PrecomputeRequest):

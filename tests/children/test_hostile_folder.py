@@ -10,8 +10,8 @@ import torch
 from cachestore.cli import COMMANDS
 from tests import fakes
 from tests.children.hostile import make_hostile, ran
-from tests.interop import trainers
-from tests.interop.simpletuner.files import write_simpletuner
+from tests.trainers import trainers
+from tests.trainers.simpletuner.files import write_simpletuner
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 

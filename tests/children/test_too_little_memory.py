@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from tests.fakes import ROOT
-from tests.interop import trainers
-from tests.interop.simpletuner.files import write_simpletuner
+from tests.trainers import trainers
+from tests.trainers.simpletuner.files import write_simpletuner
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.slow]
 VAE = ROOT / "scripts" / "demo_model" / "vae"

@@ -10,8 +10,8 @@ import pytest
 
 from cachestore.children import wall
 from cachestore.children.kinds import PICKLE_READER
-from cachestore.interop import sandbox
-from cachestore.interop.sandbox import TorchFiles
+from cachestore.trainers import sandbox
+from cachestore.trainers.sandbox import TorchFiles
 from tests.fakes import ROOT, is_running, program
 
 pytestmark = [
@@ -23,8 +23,8 @@ pytestmark = [
 TAKEN_OVER = """
 import ctypes, io, os, pathlib, resource, signal, socket, subprocess, sys, threading
 from cachestore.core.raw_tensors import Contents
-from cachestore.interop import pickle_reader
-from cachestore.interop import torch_files
+from cachestore.trainers import pickle_reader
+from cachestore.trainers import torch_files
 
 read, main, libc = torch_files.read_torch, pickle_reader.main, ctypes.CDLL(None, use_errno=True)
 

@@ -14,11 +14,11 @@ import cachestore as cs
 from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, OK, failed_values, main, near_to, printable
 from cachestore.core import errors
 from cachestore.files.paths import Layout
-from cachestore.jobs import launching
-from cachestore.storage.snapshot import list_segments
+from cachestore.jobs.start import launching
+from cachestore.store.read.snapshot import list_segments
 from tests import fakes
-from tests.loading import stores
 from tests.shares import share
+from tests.train import stores
 
 pytestmark = pytest.mark.processes
 
@@ -771,7 +771,7 @@ def test_json_carries_the_names_as_they_are(run_json, hostile):
 LOADED = """
 import json, sys
 from cachestore.cli import main
-from cachestore.jobs import launching
+from cachestore.jobs.start import launching
 codes = [main(arguments) for arguments in json.loads(sys.argv[1])]
 print(codes, sorted({"torch", "transformers", "diffusers", "PIL"} & set(sys.modules)), file=sys.stderr)
 """

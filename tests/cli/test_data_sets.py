@@ -9,9 +9,10 @@ from dataclasses import fields
 import pytest
 
 import cachestore as cs
-from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, OK, USAGE, failed_samples, main, make_parser, question
+from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, OK, USAGE, failed_samples, main, make_parser
+from cachestore.cli.terminal import question
 from cachestore.core.errors import BadInput
-from cachestore.jobs.options import PrecomputeRequest, in_command, switched_off
+from cachestore.jobs.plan.options import PrecomputeRequest, in_command, switched_off
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.care.verify import verify
 from cachestore.cli import ERROR, FAILURES, OK, SUPERSEDED, USAGE, main
-from cachestore.maintain.verify import verify
 from tests import fakes
 from tests.fakes import Gate, command, is_running
 from tests.shares import share
@@ -331,7 +331,7 @@ def test_a_kill_loses_the_open_segment_alone(asked, gate, tmp_path):
 
 
 def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan(asked, gate, monkeypatch, capsys):
-    monkeypatch.setattr("cachestore.encode.hub._cached", lambda _name, _revision: None)
+    monkeypatch.setattr("cachestore.encode.models.hub._cached", lambda _name, _revision: None)
     asked += ["--encode", "latents"]
     process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder), CACHESTORE_FAILPOINT="worker.before_ledger")
     gate.wait()
@@ -340,7 +340,7 @@ def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan
     assert main(["status", str(asked[5]), "--json"]) == OK
     [reported] = json.loads(capsys.readouterr().out)["plans"]
     assert (reported["encoded"], reported["finished"]) == (12, 0)
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", fakes.Makers())
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"], forecast["left"]) == (0, 12, 12, 0)

@@ -4,8 +4,8 @@ import pytest
 
 from cachestore.cli import OK, main
 from cachestore.files.records import decode_record, encode_record
-from cachestore.storage.commit import create_store
-from cachestore.work.workers import FORMAT, VERSION, Heartbeat
+from cachestore.jobs.share.workers import FORMAT, VERSION, Heartbeat
+from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 

@@ -4,7 +4,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import ERROR, main
-from cachestore.objects.client import ClientLimits
+from cachestore.remote.client import ClientLimits
 from tests.fakes import raising
 
 ADDRESS = "s3://bucket/cache"

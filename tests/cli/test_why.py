@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cachestore.cli import DAMAGE, ERROR, OK, main
-from cachestore.work.workers import Heartbeat
+from cachestore.jobs.share.workers import Heartbeat
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 

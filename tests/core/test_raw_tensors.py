@@ -7,9 +7,9 @@ import torch
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Scale, as_array, cast, from_array, is_finite, joined, numbers, rounded, to_state, without_batch
 from cachestore.core.tensors import to_raw, to_torch
-from cachestore.interop.families import FAMILIES
-from cachestore.interop.text import apart, together
-from tests.interop import trainers
+from cachestore.trainers.families import FAMILIES
+from cachestore.trainers.text import apart, together
+from tests.trainers import trainers
 
 pytestmark = pytest.mark.torch
 

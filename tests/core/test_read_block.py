@@ -5,10 +5,10 @@ import pytest
 from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import Constant, Form, Padding, parse_latents, parse_text
-from cachestore.encode import families
-from cachestore.encode.text_families import PLAIN, TEXT_FAMILIES
-from cachestore.encode.vae_families import VAE_FAMILIES
-from tests.loading.stores import FLUX, SDXL, recipes
+from cachestore.encode.families import lookup as families
+from cachestore.encode.families.text import PLAIN, TEXT_FAMILIES
+from cachestore.encode.families.vae import VAE_FAMILIES
+from tests.train.stores import FLUX, SDXL, recipes
 
 
 def text(**changes):

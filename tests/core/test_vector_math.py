@@ -31,7 +31,7 @@ print(json.dumps(noted))
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("module", ["cachestore.loading.dataset", "cachestore.encode.modules"])
+@pytest.mark.parametrize("module", ["cachestore.train.dataset", "cachestore.encode.models.modules"])
 def test_a_module_that_computes_asks_for_one_number_first(module):
     """What follows where several threads ask first: pytorch issue 188792. The default dtype and device are none that would do."""
     done = subprocess.run([sys.executable, "-c", FIRST_CALLS, module], capture_output=True, text=True, check=True)

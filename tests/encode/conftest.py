@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cachestore.encode.environment import set_library_defaults
+from cachestore.encode.batching.environment import set_library_defaults
 from tests.encode import tiny, tiny_families
 from tests.encode.encoders import Built
 

@@ -66,8 +66,8 @@ def latents(encoder):
 def batch_of(encoder, captions, *, together=True):
     """What a trainer gets for these captions: read, joined, padded, with masks and constants."""
     from cachestore.core.read_block import parse_text
-    from cachestore.loading.collate import collate
-    from cachestore.loading.texts import read_outputs
+    from cachestore.train.collate import collate
+    from cachestore.train.texts import read_outputs
 
     block = parse_text(encoder.recipe)
     found = entries_of(encoder, captions, together=together)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cachestore.encode import compiling
-from cachestore.encode.vae import Compiled
+from cachestore.encode.batching import compiling
+from cachestore.encode.pictures.vae import Compiled
 from tests.encode.tiny import of_diffusers
 
 pytestmark = pytest.mark.torch

@@ -169,7 +169,7 @@ def test_latents_equal_the_vaes_own_and_decode_to_the_same_picture(built, digest
     import torch
 
     from cachestore.core.read_block import parse_latents
-    from cachestore.loading.latents import read_latents
+    from cachestore.train.latents import read_latents
 
     model = built(name)
     encoder = encoder_of(model, digest, "latents")
@@ -201,6 +201,6 @@ def test_every_vae_keeps_what_was_asked_for_as_far_as_it_has_it(built, digest, n
     entry = latents_of(encoder, [picture(0)])[0]
     has_samples = name not in {"sana", "cosmos"}
     assert set(entry) == {stored if has_samples else "mean"} == {encoder.recipe.read["stored"]}
-    from cachestore.encode.buckets import Size
+    from cachestore.encode.pictures.buckets import Size
 
     assert encoder.entry_bytes(Size(64, 64)) == sum(tensor.nbytes for tensor in entry.values())

@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from cachestore.encode.images import decode
+from cachestore.encode.pictures.images import decode
 from tests.encode import drawn_pictures
 
 USUAL = 1.5

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 import cachestore as cs
-import cachestore.encode.modules
-import cachestore.encode.prompts
-import cachestore.encode.vae
+import cachestore.encode.models.modules
+import cachestore.encode.pictures.vae
+import cachestore.encode.text.prompts
 from cachestore.core.errors import BadInput
 from tests.encode import tiny_families
 from tests.fakes import raising
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def loads(monkeypatch):
     seen: list[str] = []
-    load = cachestore.encode.modules.load_module
+    load = cachestore.encode.models.modules.load_module
 
     def listed(component, dtype, device):
         seen.append(component.name)
         return load(component, dtype, device)
 
-    for room in (cachestore.encode.prompts, cachestore.encode.vae):
+    for room in (cachestore.encode.text.prompts, cachestore.encode.pictures.vae):
         monkeypatch.setattr(room, "load_module", listed)
     return seen
 
@@ -62,14 +62,14 @@ def test_a_caption_of_the_probe_that_fails_fails_no_other_and_loads_nothing_agai
 
 
 def test_a_model_that_encodes_no_caption_of_the_probe_is_one_error(built, prompts, tmp_path, loads, monkeypatch):
-    monkeypatch.setattr(cachestore.encode.prompts, "_named", raising(RuntimeError("no kernel image is available")))
+    monkeypatch.setattr(cachestore.encode.text.prompts, "_named", raising(RuntimeError("no kernel image is available")))
     with pytest.raises(BadInput):
         precomputed(prompts, built("sd15").folder, tmp_path, encode=["text"])
     assert loads == ["text_encoder"]
 
 
 def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, prompts, tmp_path, loads, monkeypatch):
-    real = cachestore.encode.prompts._pipeline_call
+    real = cachestore.encode.text.prompts._pipeline_call
 
     def small(*args):
         def call(payloads):
@@ -80,7 +80,7 @@ def test_captions_whose_batch_runs_out_of_memory_are_encoded_one_by_one(built, p
         whole = real(*args)
         return call
 
-    monkeypatch.setattr(cachestore.encode.prompts, "_pipeline_call", small)
+    monkeypatch.setattr(cachestore.encode.text.prompts, "_pipeline_call", small)
     report = precomputed(prompts, built("sd15").folder, tmp_path, encode=["text"])
     assert (report.encoded, report.failed, loads) == (5, 0, ["text_encoder"])
 
@@ -96,7 +96,7 @@ def test_a_vae_whose_probe_fails_is_loaded_once_and_tried_with_each_picture_alon
     (tmp_path / "data").mkdir()
     for number in range(3):
         Image.effect_noise((64, 64), 30 + number).convert("RGB").save(tmp_path / "data" / f"{number}.png")
-    real, calls = cachestore.encode.vae.Vae._encoded, []
+    real, calls = cachestore.encode.pictures.vae.Vae._encoded, []
 
     def failing_at_first(self, keys, pixels):
         calls.append(len(keys))
@@ -104,7 +104,7 @@ def test_a_vae_whose_probe_fails_is_loaded_once_and_tried_with_each_picture_alon
             raise RuntimeError("a transient fault")
         return real(self, keys, pixels)
 
-    monkeypatch.setattr(cachestore.encode.vae.Vae, "_encoded", failing_at_first)
+    monkeypatch.setattr(cachestore.encode.pictures.vae.Vae, "_encoded", failing_at_first)
     report = precomputed(tmp_path / "data", built("sd15").folder, tmp_path, encode=["latents"])
     assert (report.encoded, report.failed, loads) == (3, 0, ["vae"])
     assert calls == [1, 1, 1, 1]

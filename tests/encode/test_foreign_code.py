@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from cachestore.core.errors import BadInput
-from cachestore.encode import models
-from cachestore.encode.modules import load_image_processor, load_module, load_processor, load_tokenizer
+from cachestore.encode.models import folders as models
+from cachestore.encode.models.modules import load_image_processor, load_module, load_processor, load_tokenizer
 
 pytestmark = pytest.mark.torch
 

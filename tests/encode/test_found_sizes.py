@@ -5,7 +5,7 @@ import json
 import pytest
 
 import cachestore as cs
-import cachestore.encode.prompts
+import cachestore.encode.text.prompts
 from cachestore.cli import OK, main
 from cachestore.core.errors import BadInput, WriteFailed
 from tests.encode import tiny_families
@@ -52,7 +52,7 @@ def test_a_guess_is_called_one_and_the_bytes_are_reported_anew_once_the_encoder_
 
 
 def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_nothing(allegro, tmp_path, monkeypatch):
-    monkeypatch.setattr("cachestore.jobs.forecast.free_bytes", lambda _path: 25_000)
+    monkeypatch.setattr("cachestore.jobs.start.forecast.free_bytes", lambda _path: 25_000)
     with pytest.raises(WriteFailed):
         cs.precompute(
             tmp_path / "prompts.txt",
@@ -68,8 +68,8 @@ def test_a_pass_that_would_not_fit_ends_when_the_encoder_is_loaded_and_stores_no
 
 def test_a_pipeline_without_a_row_whose_rows_are_wider_than_its_encoders_is_refused_once_it_is_loaded(allegro, tmp_path, monkeypatch):
     config = json.loads((allegro / "text_encoder" / "config.json").read_text())
-    read = cachestore.encode.prompts.text_width
-    monkeypatch.setattr(cachestore.encode.prompts, "text_width", lambda given: read(given) // (2 if given == config else 1))
+    read = cachestore.encode.text.prompts.text_width
+    monkeypatch.setattr(cachestore.encode.text.prompts, "text_width", lambda given: read(given) // (2 if given == config else 1))
     with pytest.raises(BadInput):
         cs.precompute(tmp_path / "prompts.txt", model=allegro, store=tmp_path / "store", encode=["text"], device="cpu", inline=True)
 

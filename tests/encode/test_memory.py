@@ -9,10 +9,10 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.cli import OK, main
-from cachestore.encode.buckets import Size
+from cachestore.encode.families.vae import VAE_FAMILIES
 from cachestore.encode.memory import CARDS, KEPT_FREE, LONGEST, MARGIN, memory_of, text_working, vae_working
-from cachestore.encode.vae_families import VAE_FAMILIES
-from cachestore.jobs.forecast import memory_in_words
+from cachestore.encode.pictures.buckets import Size
+from cachestore.jobs.start.forecast import memory_in_words
 from tests.encode.encoders import encoder_of
 
 pytestmark = pytest.mark.torch

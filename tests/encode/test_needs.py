@@ -12,9 +12,9 @@ import cachestore as cs
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.errors import BadUsage
 from cachestore.core.samples import CONTROL
-from cachestore.encode.loaded import read_loaded
+from cachestore.encode.families.text import TEXT_FAMILIES
+from cachestore.encode.models.loaded import read_loaded
 from cachestore.encode.needs import needs_of
-from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny_families
 from tests.shares import share
 

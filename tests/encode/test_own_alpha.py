@@ -11,10 +11,10 @@ from PIL import Image
 import cachestore as cs
 from cachestore.cli import FAILURES, OK, main
 from cachestore.core.errors import RecipeMismatch
-from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.plan.options import PrecomputeRequest
 from tests.encode.footage import moving, write
-from tests.encode.test_animations import animation, transparent
-from tests.encode.test_masks import png
+from tests.encode.pictures.test_animations import animation, transparent
+from tests.encode.pictures.test_masks import png
 
 ALPHA = np.zeros((48, 64), np.uint8)
 ALPHA[:, :32] = 255

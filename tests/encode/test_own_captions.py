@@ -9,8 +9,8 @@ import pytest
 
 import cachestore as cs
 from cachestore.core.inputs import caption_key
+from cachestore.encode.families.text import TEXT_FAMILIES
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny
 from tests.encode.encoders import encoder_of
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cachestore.care.proof import prove
 from cachestore.cli import DAMAGE, FAILURES, OK, USAGE, main
-from cachestore.encode.latents import LatentsEncoder
-from cachestore.encode.shots import Still
-from cachestore.encode.text import TextEncoder
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.maintain.proof import prove
+from cachestore.encode.pictures.latents import LatentsEncoder
+from cachestore.encode.pictures.shots import Still
+from cachestore.encode.text.encoder import TextEncoder
+from cachestore.jobs.plan.options import PrecomputeRequest
 from tests.encode import tiny, tiny_conditions
 from tests.encode.footage import moving, write
 from tests.encode.tiny_families import FAMILIES

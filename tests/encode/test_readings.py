@@ -11,15 +11,15 @@ from PIL import Image
 import cachestore as cs
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.inputs import OWN
-from cachestore.encode import images
-from cachestore.encode.bucket_rules import RULES, BucketRule
-from cachestore.encode.buckets import Size
-from cachestore.encode.colours import profile_of_codes
-from cachestore.encode.resamplers import RESAMPLERS
-from cachestore.encode.shots import Still
-from cachestore.encode.variants import variant_of
+from cachestore.encode.families.resamplers import RESAMPLERS
+from cachestore.encode.pictures import images
+from cachestore.encode.pictures.bucket_rules import RULES, BucketRule
+from cachestore.encode.pictures.buckets import Size
+from cachestore.encode.pictures.colours import profile_of_codes
+from cachestore.encode.pictures.shots import Still
+from cachestore.encode.pictures.variants import variant_of
 from cachestore.files.paths import Layout
-from cachestore.storage.catalog import newest_catalog
+from cachestore.store.format.catalog import newest_catalog
 
 TRAINERS = [name for name in RULES if name != OWN]
 TURNS = {"sd-scripts": False, "musubi": False, "simpletuner": False, "ai-toolkit": True, "diffusers": True}

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cachestore.core.errors import BadInput, MissingExtra
-from cachestore.encode import recipes, text_families
-from cachestore.encode.models import MissingFile
+from cachestore.encode import recipes
+from cachestore.encode.families import text as text_families
+from cachestore.encode.models.folders import MissingFile
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
 
@@ -257,7 +258,7 @@ def test_an_impossible_length_is_refused(tmp_path, digest, asked):
 PLANNING = """
 import json, sys
 from cachestore.files.fingerprints import digest_file
-from cachestore.encode.models import MissingFile
+from cachestore.encode.models.folders import MissingFile
 from cachestore.encode.recipes import ModelRequest, encoders_for
 text, latents = encoders_for(ModelRequest(sys.argv[1]), lambda path: digest_file(path, {}))
 picture = open(sys.argv[2], "rb").read()

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from cachestore.cli import OK, main
-from cachestore.encode.text_families import TEXT_FAMILIES
+from cachestore.encode.families.text import TEXT_FAMILIES
 from tests.encode.encoders import batch_of, encoder_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

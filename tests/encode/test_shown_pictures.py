@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.encode import images
-from cachestore.encode.loaded import read_loaded
-from cachestore.encode.modules import load_processor
+from cachestore.encode.models.loaded import read_loaded
+from cachestore.encode.models.modules import load_processor
+from cachestore.encode.pictures import images
 from tests.encode import tiny
 from tests.encode.encoders import Files, encoder_of
 

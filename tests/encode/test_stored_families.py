@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import cachestore as cs
-from cachestore.cli.lines import training_lines
+from cachestore.cli.terminal.lines import training_lines
 from cachestore.core.errors import BadInput
 from tests.encode import tiny
 

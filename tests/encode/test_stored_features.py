@@ -5,8 +5,8 @@ from PIL import Image
 
 import cachestore as cs
 from tests.encode.tiny_families import FAMILIES
-from tests.loading.stores import agrees
 from tests.shares import share
+from tests.train.stores import agrees
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
@@ -38,8 +38,8 @@ def test_the_features_of_every_family_are_what_its_batches_hold(name, built, tmp
 
 def test_only_vaes_of_pictures_make_one_of_each_frame():
     """Whether latents have an axis of frames is told by the factor alone."""
-    from cachestore.encode.families import latents_read
-    from cachestore.encode.vae_families import VAE_FAMILIES
+    from cachestore.encode.families.lookup import latents_read
+    from cachestore.encode.families.vae import VAE_FAMILIES
 
     sizes = {"latent_channels": 4, "spatial_compression_ratio": 8, "latents_mean": [0.0], "latents_std": [1.0]}
     for row in VAE_FAMILIES.values():

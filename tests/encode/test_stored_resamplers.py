@@ -10,9 +10,9 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.core.errors import RecipeMismatch
-from cachestore.encode.resamplers import RESAMPLERS
+from cachestore.encode.families.resamplers import RESAMPLERS
 from cachestore.files.paths import Layout
-from cachestore.storage.catalog import newest_catalog
+from cachestore.store.format.catalog import newest_catalog
 from tests.fakes import ROOT, asks_for, started
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

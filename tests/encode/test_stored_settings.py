@@ -11,8 +11,8 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.cli import FAILURES, main
-from cachestore.interop.exported import Block
-from cachestore.interop.ltx import format as ltx
+from cachestore.trainers.exported import Block
+from cachestore.trainers.ltx import format as ltx
 
 yaml = pytest.importorskip("yaml")
 

@@ -15,15 +15,15 @@ import torch
 from PIL import Image
 
 import cachestore as cs
+from cachestore.care.losses import needed_by
 from cachestore.cli import OK, main
-from cachestore.cli.lines import training_lines
+from cachestore.cli.terminal.lines import training_lines
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import forecast_of
-from cachestore.storage.losses import needed_by
-from cachestore.storage.snapshot import list_segments
-from cachestore.store.reader import Reader
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.start.precompute import forecast_of
+from cachestore.store.read.reader import Reader
+from cachestore.store.read.snapshot import list_segments
 from tests.fakes import ROOT, catalog, publish_catalog
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

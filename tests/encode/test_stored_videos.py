@@ -17,20 +17,20 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.cli import DAMAGE, FAILURES, OK, main, make_parser
-from cachestore.cli.lines import training_lines
 from cachestore.cli.precompute import request_from
+from cachestore.cli.terminal.lines import training_lines
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.samples import Sample
-from cachestore.interop.exporting import export_cache
-from cachestore.jobs.forecast import in_words
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import forecast_of
-from cachestore.jobs.task import UnitReader
-from cachestore.source.folders import list_source
-from cachestore.source.memory import list_objects
-from cachestore.source.reading import ListingOptions
-from cachestore.source.remarks import Remarks
-from cachestore.source.tars import list_tars
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.run.task import UnitReader
+from cachestore.jobs.start.forecast import in_words
+from cachestore.jobs.start.precompute import forecast_of
+from cachestore.sources.folders import list_source
+from cachestore.sources.memory import list_objects
+from cachestore.sources.reading import ListingOptions
+from cachestore.sources.remarks import Remarks
+from cachestore.sources.tars import list_tars
+from cachestore.trainers.exporting import export_cache
 from tests.encode import tiny
 from tests.encode.footage import moving, write
 from tests.encode.test_video_latents import look_alike_wan
@@ -226,7 +226,7 @@ def test_what_does_not_go_with_a_video_is_refused_by_the_samples_name(tmp_path, 
 
 
 def test_a_plan_of_pictures_is_what_it_was_before_there_were_videos(folder, tmp_path):
-    from cachestore.storage.commit import create_store
+    from cachestore.store.write.commit import create_store
     from tests.fakes import planned
 
     (folder / "only").mkdir()

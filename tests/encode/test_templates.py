@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import cachestore as cs
-from cachestore.encode.processor import Processor
+from cachestore.encode.models.processor import Processor
 from tests.encode import tiny_families
 from tests.encode.encoders import Built, encoder_of, entries_of
 from tests.encode.test_traps import LENGTHS, different, facts_of, group_of, own, seen_lengths

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from cachestore.core.errors import BadInput
-from cachestore.encode import families
-from cachestore.encode.hub import files_to_fetch
+from cachestore.encode.families import lookup as families
+from cachestore.encode.families.text import TEXT_FAMILIES
+from cachestore.encode.models.hub import files_to_fetch
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.encode.text_families import TEXT_FAMILIES
 from tests.encode import tiny
 from tests.encode.encoders import batch_for
 

@@ -16,18 +16,22 @@ from safetensors.torch import save_file
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.read_block import parse_latents
-from cachestore.encode import families, introspection, modules, prompts, recipes, vae
-from cachestore.encode.buckets import Size
-from cachestore.encode.family import DEFAULT_OF_CALL
-from cachestore.encode.introspection import find_family
-from cachestore.encode.loaded import read_loaded
-from cachestore.encode.models import Component, read_numbers
-from cachestore.encode.outputs import difference, tolerance
-from cachestore.encode.prompts import call_arguments, prompt_arguments
+from cachestore.encode import recipes
+from cachestore.encode.batching.outputs import difference, tolerance
+from cachestore.encode.families import lookup as families
+from cachestore.encode.families.row import DEFAULT_OF_CALL
+from cachestore.encode.models import introspection, modules
+from cachestore.encode.models.folders import Component, read_numbers
+from cachestore.encode.models.introspection import find_family
+from cachestore.encode.models.loaded import read_loaded
+from cachestore.encode.models.setup import Padded
+from cachestore.encode.pictures import vae
+from cachestore.encode.pictures.buckets import Size
 from cachestore.encode.recipes import ModelRequest, encoders_for
-from cachestore.encode.setup import Padded
-from cachestore.encode.tokens import Rewriter
-from cachestore.loading.latents import read_latents
+from cachestore.encode.text import prompts
+from cachestore.encode.text.prompts import call_arguments, prompt_arguments
+from cachestore.encode.text.tokens import Rewriter
+from cachestore.train.latents import read_latents
 from tests.encode import tiny, tiny_families
 from tests.encode.encoders import Built, batch_of, encoder_of, entries_of
 from tests.shares import share

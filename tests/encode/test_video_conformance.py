@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conformance import videos as conformance_videos
 
-from cachestore.encode import videos
-from cachestore.encode.buckets import CropBox
+from cachestore.encode.pictures import videos
+from cachestore.encode.pictures.buckets import CropBox
 from tests.encode.footage import numbered, numbers_of, write
 from tests.fakes import ROOT
 

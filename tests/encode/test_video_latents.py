@@ -7,13 +7,13 @@ import pytest
 
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import digest_bytes
-from cachestore.encode.buckets import Size
-from cachestore.encode.clips import Shape
+from cachestore.encode.pictures.buckets import Size
+from cachestore.encode.pictures.clips import Shape
 from cachestore.encode.recipes import ModelRequest, encoders_for
 from tests.encode import tiny
 from tests.encode.encoders import Files
 from tests.encode.footage import moving, numbered, numbers_of, write
-from tests.encode.test_latents import latents_encoder, picture
+from tests.encode.pictures.test_latents import latents_encoder, picture
 
 WANTED: dict[str, Any] = {"resolution": 32, "step": 16, "frames": [5, 17]}
 
@@ -167,7 +167,7 @@ def test_high_dynamic_range_is_refused_by_its_name_and_fails_alone(look_alike, n
     ],
 )
 def test_how_much_a_vae_shrinks_frames_follows_from_its_config(config, factor):
-    from cachestore.encode import families
+    from cachestore.encode.families import lookup as families
 
     read = families.latents_read(families.vae_family(config["_class_name"]), config, "moments")
     assert (read["spatial_factor"], read["temporal_factor"]) == factor
@@ -201,7 +201,7 @@ def test_twenty_seconds_at_three_buckets_are_what_the_vae_makes_of_the_frames_an
     import torch
 
     from cachestore.core.read_block import parse_latents
-    from cachestore.loading.latents import read_latents
+    from cachestore.train.latents import read_latents
 
     model = built(name)
     encoder = encoder_of(model, digest, latents="mean")
@@ -269,7 +269,7 @@ def test_moments_of_a_clip_equal_the_vaes_own_and_their_size_is_known_before(bui
     import torch
 
     from cachestore.core.read_block import parse_latents
-    from cachestore.loading.latents import read_latents
+    from cachestore.train.latents import read_latents
 
     model = built(name)
     encoder = encoder_of(model, digest)

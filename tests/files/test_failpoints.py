@@ -11,28 +11,28 @@ from pathlib import Path
 import pytest
 
 import cachestore
+from cachestore.care.collect import collect, compact
+from cachestore.care.gc import mark
+from cachestore.care.repair import repair
+from cachestore.care.verify import verify
 from cachestore.core.keys import key
 from cachestore.files import failpoints
 from cachestore.files.failpoints import VARIABLE, failpoint
-from cachestore.maintain.collect import collect, compact
-from cachestore.maintain.repair import repair
-from cachestore.maintain.verify import verify
-from cachestore.storage.append import publish_segment
-from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
-from cachestore.storage.commit import create_store
-from cachestore.storage.entry import make_entry
-from cachestore.storage.findings import HARMLESS
-from cachestore.storage.gc import mark
-from cachestore.store.reader import Reader
+from cachestore.store.format.catalog import Catalog, Cell, make_column, newest_catalog
+from cachestore.store.format.entry import make_entry
+from cachestore.store.format.findings import HARMLESS
+from cachestore.store.read.reader import Reader
+from cachestore.store.write.append import publish_segment
+from cachestore.store.write.commit import create_store
 from tests.fakes import publish_catalog
 from tests.shares import share
 
 WRITE = """
 from cachestore.core.keys import Recipe, key
-from cachestore.storage.append import Appender
-from cachestore.storage.catalog import Catalog, Cell, make_column
+from cachestore.store.write.append import Appender
+from cachestore.store.format.catalog import Catalog, Cell, make_column
 from tests.fakes import publish_catalog
-from cachestore.storage.commit import commit, create_store, publish_recipe
+from cachestore.store.write.commit import commit, create_store, publish_recipe
 
 def value(n):
     return {"a": ("U8", (5,), bytes([n]) * 5), "b": ("F32", (2,), bytes([n]) * 8)}
@@ -58,7 +58,7 @@ def work(root, say):
 """Three segments of two entries, an index after the first and the last, then a catalog; says what was acknowledged."""
 
 REPAIR = """
-from cachestore.maintain.repair import repair
+from cachestore.care.repair import repair
 
 def work(root, say):
     repair(root)
@@ -66,7 +66,7 @@ def work(root, say):
 """
 
 TIDY = """
-from cachestore.maintain.collect import collect, compact
+from cachestore.care.collect import collect, compact
 
 def work(root, say):
     compact(root)

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 import cachestore as cs
+from cachestore.care.collect import collect, drop
+from cachestore.care.repair import repair
 from cachestore.files.paths import Layout
-from cachestore.maintain.collect import collect, drop
-from cachestore.maintain.repair import repair
-from cachestore.storage.snapshot import list_indexes, load_snapshot
+from cachestore.store.read.snapshot import list_indexes, load_snapshot
 from tests import fakes
-from tests.storage.stores import flip
+from tests.store.stores import flip
 
 PROMPTS = (("a dog", "blurred"), ("a dog", ""))
 

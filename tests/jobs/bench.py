@@ -6,12 +6,12 @@ from typing import Any
 
 from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import Sample
-from cachestore.jobs.worker import Worker
-from cachestore.storage.snapshot import load_snapshot
-from cachestore.work.attempts import Attempts
-from cachestore.work.ledgers import Outcome, read_ledgers
-from cachestore.work.passes import join_pass, read_round
-from cachestore.work.workers import Heartbeat
+from cachestore.jobs.run.worker import Worker
+from cachestore.jobs.share.attempts import Attempts
+from cachestore.jobs.share.ledgers import Outcome, read_ledgers
+from cachestore.jobs.share.passes import join_pass, read_round
+from cachestore.jobs.share.workers import Heartbeat
+from cachestore.store.read.snapshot import load_snapshot
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder
 

@@ -8,10 +8,10 @@ import pytest
 import cachestore as cs
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.errors import BadUsage
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import precompute_here
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.start.precompute import precompute_here
 from cachestore.report.write import write_report
-from cachestore.storage.commit import create_store
+from cachestore.store.write.commit import create_store
 
 pytestmark = pytest.mark.processes
 

@@ -13,11 +13,11 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.core.keys import Recipe
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.planning import _reread_files
-from cachestore.jobs.precompute import forecast_of, precompute_here
-from cachestore.source.files import Folder
-from cachestore.storage.model_digests import load_digests, publish_digests
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.plan.planning import _reread_files
+from cachestore.jobs.start.precompute import forecast_of, precompute_here
+from cachestore.sources.files import Folder
+from cachestore.store.write.model_digests import load_digests, publish_digests
 from tests import fakes
 from tests.encode import tiny
 from tests.fakes import catalog, planned
@@ -109,7 +109,7 @@ def test_a_value_of_another_encoder_is_dropped_where_its_picture_was_replaced(da
 
 def test_a_picture_replaced_after_a_run_was_stopped_is_encoded_again(data, root, monkeypatch):
     makers = fakes.Makers(options={"limit": 2})
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
 
     class Stop:
         def is_set(self):
@@ -288,7 +288,7 @@ def test_a_recheck_reads_the_pictures_of_values_that_it_does_not_make(data, root
 def test_a_recheck_that_joins_an_unfinished_pass_reads_what_that_has_recorded(data, root, monkeypatch):
     forging(monkeypatch)
     makers = fakes.Makers(options={"limit": 2})
-    monkeypatch.setattr("cachestore.jobs.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
 
     class Stop:
         def is_set(self):

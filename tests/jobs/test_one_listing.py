@@ -8,10 +8,10 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import main
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.planning import taken_over
-from cachestore.storage.commit import create_store
-from cachestore.work.workers import Heartbeat
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.plan.planning import taken_over
+from cachestore.jobs.share.workers import Heartbeat
+from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import planned
 
@@ -26,7 +26,7 @@ def data(tmp_path):
 @pytest.fixture
 def calls(monkeypatch, tmp_path, makers):
     """Returns (listings, plans) over all processes since it was called last."""
-    monkeypatch.setattr("cachestore.encode.hub._cached", lambda name, _revision: None if name == "far-away" else Path(name))
+    monkeypatch.setattr("cachestore.encode.models.hub._cached", lambda name, _revision: None if name == "far-away" else Path(name))
     monkeypatch.setenv(fakes.CALLS, str(tmp_path / "calls"))
     fakes.log_calls(monkeypatch.setattr)
 

@@ -13,9 +13,9 @@ from cachestore.cli import main
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import combined_digest
 from cachestore.core.keys import digest_text
-from cachestore.jobs.columns import cells_of
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import forecast_of, precompute_here
+from cachestore.jobs.plan.columns import cells_of
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.start.precompute import forecast_of, precompute_here
 from tests import fakes
 from tests.fakes import catalog
 

@@ -7,11 +7,11 @@ import pytest
 import cachestore as cs
 from cachestore.cli import DAMAGE, OK, main
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import forecast_of, precompute_here
-from cachestore.work.plan import read_plan
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.share.plan import read_plan
+from cachestore.jobs.start.precompute import forecast_of, precompute_here
 from tests.fakes import adds_up, catalog
-from tests.source.sources import folder
+from tests.sources.sources import folder
 
 BAD = '{"file_name": "1.png", "text": "half \\ud83d"}'
 

@@ -134,7 +134,7 @@ def in_use(folder):
     from cachestore.core.errors import WriteFailed
     from cachestore.files import in_use
     from cachestore.files.removal import remove_file
-    from cachestore.storage.commit import create_store
+    from cachestore.store.write.commit import create_store
 
     layout = create_store(folder / "store")
     path = layout.temporary / f"{'0' * 32}.tmp"
@@ -154,7 +154,7 @@ def in_use(folder):
 
 def worker(folder, *_names):
     """A worker that waits until it is to stop."""
-    from cachestore.jobs.parent_watch import watch_parent
+    from cachestore.jobs.start.parent_watch import watch_parent
 
     def stopped(number, _frame):
         (folder / "stopped").write_text(str(number))
@@ -168,7 +168,7 @@ def worker(folder, *_names):
 
 
 def start_worker(folder):
-    from cachestore.jobs.parent_watch import PARENT
+    from cachestore.jobs.start.parent_watch import PARENT
 
     variables = {**os.environ, PARENT: str(os.getpid())}
     child = subprocess.Popen([sys.executable, __file__, "worker", str(folder)], stdin=subprocess.PIPE, env=variables)

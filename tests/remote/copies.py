@@ -2,15 +2,15 @@
 
 from contextlib import closing
 
+from cachestore.care.verify import verify
 from cachestore.core.errors import MissingEntry
 from cachestore.files.paths import Layout
-from cachestore.maintain.verify import verify
 from cachestore.remote.transfer import TransferRequest, segments_of
-from cachestore.storage.catalog import list_generations, list_names, read_catalog
-from cachestore.storage.commit import commit, create_store, publish_recipe
-from cachestore.storage.snapshot import load_snapshot
+from cachestore.store.format.catalog import list_generations, list_names, read_catalog
+from cachestore.store.read.snapshot import load_snapshot
+from cachestore.store.write.commit import commit, create_store, publish_recipe
 from tests.fakes import publish_catalog
-from tests.storage.stores import RECIPE, catalog_of, put
+from tests.store.stores import RECIPE, catalog_of, put
 
 MOVED = ("segments", "recipes", "catalogs")
 

@@ -17,9 +17,9 @@ from cachestore.remote import call
 from cachestore.remote.listing import list_address
 from tests.fakes import ROOT
 from tests.leaks import held
-from tests.objects.server import served
-from tests.objects.streams import is_alive
 from tests.remote.copies import files_of, make
+from tests.remote.server import served
+from tests.remote.streams import is_alive
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
 pytestmark = pytest.mark.processes

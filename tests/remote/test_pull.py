@@ -3,24 +3,24 @@ import os
 
 import pytest
 
+from cachestore.care.collect import collect
 from cachestore.core.errors import BadInput, FormatError, MissingEntry, RemoteFailed, StoreNotFound, WriteFailed
 from cachestore.core.keys import Recipe
 from cachestore.files.paths import Layout
 from cachestore.files.records import encode_record
-from cachestore.maintain.collect import collect
-from cachestore.objects.address import parse_address
-from cachestore.objects.client import PIECE_BYTES
+from cachestore.remote.address import parse_address
+from cachestore.remote.client import PIECE_BYTES
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
-from cachestore.storage.append import publish_segment
-from cachestore.storage.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
-from cachestore.storage.entry import make_entry
-from cachestore.storage.snapshot import list_segments, load_snapshot
+from cachestore.store.format.entry import make_entry
+from cachestore.store.read.snapshot import list_segments, load_snapshot
+from cachestore.store.write.append import publish_segment
+from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
 from tests.asking import about
 from tests.fakes import publish_catalog
-from tests.objects.fake import Bucket, FakeClient, Killed
 from tests.remote.copies import files_of, make, request, wrong_in
-from tests.storage.stores import catalog_of, flip, key_of, put, tensors_of
+from tests.remote.fake import Bucket, FakeClient, Killed
+from tests.store.stores import catalog_of, flip, key_of, put, tensors_of
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_an_old_listing_changes_nothing(root, bucket, pushed, lost):
 
 
 def test_a_damaged_segment_of_the_folder_is_named_and_repair_helps(root, bucket, pushed):
-    from cachestore.maintain.repair import repair
+    from cachestore.care.repair import repair
 
     pull_from(bucket.client(), root, request())
     path = Layout(root).segment(min(list_segments(Layout(root))))

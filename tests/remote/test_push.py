@@ -2,23 +2,23 @@ import shutil
 
 import pytest
 
+from cachestore.care.collect import collect, compact
+from cachestore.care.gc import mark
 from cachestore.core.errors import BadInput, FormatError, MissingEntry, RemoteFailed, StoreNotFound
 from cachestore.files.paths import Layout
 from cachestore.files.records import encode_record
-from cachestore.maintain.collect import collect, compact
-from cachestore.objects.address import parse_address
+from cachestore.remote.address import parse_address
 from cachestore.remote.listing import list_client
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
-from cachestore.storage.append import publish_segment
-from cachestore.storage.commit import commit
-from cachestore.storage.gc import mark
-from cachestore.storage.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot
+from cachestore.store.write.append import publish_segment
+from cachestore.store.write.commit import commit
 from tests.asking import about
 from tests.fakes import publish_catalog
-from tests.objects.fake import Bucket, FakeClient, Killed
 from tests.remote.copies import files_of, make, objects_of, request, wrong_in
-from tests.storage.stores import catalog_of, entry_of, flip, put, read
+from tests.remote.fake import Bucket, FakeClient, Killed
+from tests.store.stores import catalog_of, entry_of, flip, put, read
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_segments_that_gc_removes_meanwhile_are_found_again(root, bucket):
 
 
 def read_entries(layout, digest):
-    from cachestore.storage.segment import read_contents
+    from cachestore.store.format.segment import read_contents
 
     return read_contents(layout.segment(digest)).entries
 

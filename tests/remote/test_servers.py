@@ -11,11 +11,11 @@ import pytest
 import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
 from cachestore.files.paths import Layout, Mode
-from cachestore.storage.snapshot import open_layout
+from cachestore.store.read.snapshot import open_layout
 from tests.asking import about
 from tests.fakes import ROOT
-from tests.objects.servers import azurite, seaweed
 from tests.remote.copies import files_of, make, wrong_in
+from tests.remote.servers import azurite, seaweed
 
 pytest.importorskip("obstore", reason="the extra [objects] is not installed")
 pytestmark = pytest.mark.processes
@@ -177,8 +177,8 @@ def won_by_four(address):
     """How many of four processes that create the same objects at once created each of them."""
     program = """
 import sys
-from cachestore.objects.address import parse_address
-from cachestore.objects.client import connect
+from cachestore.remote.address import parse_address
+from cachestore.remote.client import connect
 client = connect(parse_address("address", sys.argv[1]))
 print([client.put_new(f"claims/{n}", sys.argv[2].encode()) for n in range(20)])
 """

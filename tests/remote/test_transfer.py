@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachestore.core.errors import BadInput, WriteFailed
-from cachestore.objects.client import PIECE_BYTES
+from cachestore.remote.client import PIECE_BYTES
 from cachestore.remote.transfer import (
     FileRef,
     Mover,

@@ -7,11 +7,11 @@ import numpy as np
 from PIL import Image
 
 from cachestore.core.keys import digest_bytes
-from cachestore.storage.catalog import Cell, make_column
-from cachestore.store.writer import open_store
+from cachestore.store.format.catalog import Cell, make_column
+from cachestore.store.write.writer import open_store
 from tests.fakes import publish_catalog
-from tests.loading import stores
-from tests.loading.stores import Row, picture_key
+from tests.train import stores
+from tests.train.stores import Row, picture_key
 
 FACTOR = 8
 SIZE = (128, 96)

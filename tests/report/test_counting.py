@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cachestore.core.keys import Key, Recipe, key
 from cachestore.report.counting import _bins_of, kind_of, measure_buckets, measure_captions
-from cachestore.storage.catalog import Catalog, Cell, make_column
+from cachestore.store.format.catalog import Catalog, Cell, make_column
 
 TEXT = Recipe("text", {"kind": "text", "max_tokens": 4}, {"family": "plain"})
 LATENTS = Recipe("latents", {"kind": "latents", "dtype": "bfloat16", "components": {"vae": "diffusers.AutoencoderKL"}})

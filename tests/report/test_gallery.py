@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from cachestore.loading.facts import fit_of
 from cachestore.report.document import _in_words
 from cachestore.report.gallery import make_gallery
 from cachestore.report.numbers import ClipFile, Framing, Picture, Thumbnail
 from cachestore.report.write import write_report
-from cachestore.storage.catalog import Cell, newest_catalog
-from cachestore.store.reader import Reader
+from cachestore.store.format.catalog import Cell, newest_catalog
+from cachestore.store.read.reader import Reader
+from cachestore.train.facts import fit_of
 from tests.encode.footage import moving, write
 from tests.report.pictures import SIZE, make, make_clips
 from tests.report.test_write import Page, is_accessible, is_static

@@ -21,11 +21,11 @@ from cachestore.report.previews import (
     read_samples,
     reduce,
 )
-from cachestore.storage.catalog import make_column, newest_catalog
-from cachestore.store.reader import Reader
-from tests.loading import stores
-from tests.loading.stores import Row
+from cachestore.store.format.catalog import make_column, newest_catalog
+from cachestore.store.read.reader import Reader
 from tests.report.pictures import FACTOR, SIZE, make, picture
+from tests.train import stores
+from tests.train.stores import Row
 
 
 def column_of(catalog) -> Any:

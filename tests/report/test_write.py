@@ -18,14 +18,14 @@ from cachestore.core.errors import BadInput, StoreNotFound, WriteFailed
 from cachestore.report.originals import _decoded, _shown
 from cachestore.report.previews import MAX_SAMPLES, Colours
 from cachestore.report.write import write_report
-from cachestore.storage.catalog import Cell, make_column
-from cachestore.store.writer import open_store
+from cachestore.store.format.catalog import Cell, make_column
+from cachestore.store.write.writer import open_store
 from tests import fakes
 from tests.asking import about
 from tests.fakes import publish_catalog
-from tests.loading import stores
-from tests.loading.stores import Row
 from tests.report.browser import in_a_browser, look_at
+from tests.train import stores
+from tests.train.stores import Row
 
 VOID = {"meta", "link", "img", "br", "rect", "path", "line"}
 HOSTILE = "<script>document.title='owned'</script><img src=//a.example/x onerror=alert(1)>\"' & \x00\ud800 \N{RIGHT-TO-LEFT OVERRIDE}x"

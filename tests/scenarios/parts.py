@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import cachestore as cs
-import cachestore.jobs.reconcile
-from cachestore.work.claims import Claims
+import cachestore.jobs.run.reconcile
+from cachestore.jobs.share.claims import Claims
 from tests import fakes
 from tests.fakes import FakeEncoder
 
@@ -69,13 +69,13 @@ def fill_without_being_first_to_reconcile(body: Mapping[str, Any]):
 
 def fill_and_die_after_done(body: Mapping[str, Any]):
     """One rank that is killed once it has ended the pass."""
-    really = cachestore.jobs.reconcile.publish_done
+    really = cachestore.jobs.run.reconcile.publish_done
 
     def publish_and_die(*arguments):
         really(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    cachestore.jobs.reconcile.publish_done = publish_and_die  # pyright: ignore[reportPrivateImportUsage]
+    cachestore.jobs.run.reconcile.publish_done = publish_and_die  # pyright: ignore[reportPrivateImportUsage]
     return fill(body)
 
 
@@ -91,9 +91,9 @@ class Bucketed(FakeEncoder):
 
 def precompute(body: Mapping[str, Any]):
     """One rank of a `precompute` over pictures, in as many buckets as it is told."""
-    from cachestore.jobs import planning as request
-    from cachestore.jobs.options import PrecomputeRequest
-    from cachestore.jobs.precompute import precompute_here
+    from cachestore.jobs.plan import planning as request
+    from cachestore.jobs.plan.options import PrecomputeRequest
+    from cachestore.jobs.start.precompute import precompute_here
 
     def encoders(_layout, asked, **_how):
         return (Bucketed("latents", model=asked.model, limit=16, buckets=body["buckets"]),)

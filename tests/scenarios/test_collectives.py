@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import cachestore as cs
-from cachestore.maintain.verify import verify
+from cachestore.care.verify import verify
 from tests.fakes import LOG, logged
 from tests.scenarios.crowd import Crowd, until
 

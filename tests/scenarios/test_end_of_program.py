@@ -24,16 +24,16 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 import cachestore as cs
-import cachestore.jobs.planning
-from cachestore.loading.prefetch import Prefetcher
+import cachestore.jobs.plan.planning
+from cachestore.train.prefetch import Prefetcher
 from tests import fakes
-from tests.loading.encoders import ReadableEncoder
+from tests.train.encoders import ReadableEncoder
 
 path, held_by, folder, has_forked = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4] == "forked"
 data, store = cs.CachedDataset(path), cs.open(path)
 sampler = cs.BucketBatchSampler(data, 2)
 prefetcher = Prefetcher(data)
-makers = cachestore.jobs.planning._encoders = fakes.Makers()
+makers = cachestore.jobs.plan.planning._encoders = fakes.Makers()
 makers.make = ReadableEncoder
 encoding = cs.ReadThrough.of("model", store=folder / "encoded").open(fakes.captioned(folder / "pictures", 70))
 written = cs.open(folder / "written", mode="a")

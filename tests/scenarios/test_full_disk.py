@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.care.collect import collect, compact
 from cachestore.core.errors import WriteFailed
 from cachestore.core.samples import Sample
-from cachestore.maintain.collect import collect, compact
 from tests import fakes
 from tests.fakes import FakeEncoder
 from tests.scenarios.parts import value_of

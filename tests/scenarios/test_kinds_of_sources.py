@@ -11,13 +11,13 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.core.errors import BadInput, RecipeMismatch
-from cachestore.jobs import precompute as run
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import forecast_of
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.start import precompute as run
+from cachestore.jobs.start.precompute import forecast_of
 from tests import fakes
 from tests.fakes import catalog
 from tests.leaks import held
-from tests.source.test_tars import pack
+from tests.sources.test_tars import pack
 
 Sample: Any = cs.Sample
 NAMES = [f"{number}.png" for number in range(4)]
@@ -324,8 +324,8 @@ def test_a_picture_that_its_caller_cannot_hand_over_fails_alone_and_no_descripto
 
 @pytest.mark.parametrize("kind", ["folder", "manifest", "tar", "samples", pytest.param("hugging face", marks=pytest.mark.torch)])
 def test_every_kind_of_source_names_roles_alike(tmp_path, kind):
-    from cachestore.source.combined import list_path
-    from cachestore.source.memory import list_objects
+    from cachestore.sources.combined import list_path
+    from cachestore.sources.memory import list_objects
 
     roles = ("image", "control", "mask", "reference")
     names = {"image": "a.png", **{role: f"a.{role}.png" for role in roles[1:]}}

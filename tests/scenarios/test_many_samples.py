@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
-from cachestore.maintain.verify import verify
+from cachestore.care.verify import verify
 from tests import fakes
 
 pytestmark = pytest.mark.processes

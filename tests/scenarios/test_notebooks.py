@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachestore.maintain.verify import verify
+from cachestore.care.verify import verify
 from tests.fakes import ROOT, captioned
 from tests.scenarios.trainers import run_script
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 import cachestore as cs
+from cachestore.care.verify import verify
 from cachestore.files.failpoints import VARIABLE
-from cachestore.maintain.verify import verify
 
 pytestmark = pytest.mark.processes
 

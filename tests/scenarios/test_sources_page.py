@@ -13,7 +13,7 @@ from cachestore.cli.precompute import request_from
 from cachestore.core.samples import Source
 from tests.encode import tiny
 from tests.pages import blocks, text_of
-from tests.source.test_tars import pack
+from tests.sources.test_tars import pack
 
 pytestmark = pytest.mark.torch
 

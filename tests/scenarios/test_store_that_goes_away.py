@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import cachestore as cs
+from cachestore.care import collect as upkeep
+from cachestore.care import doctor
 from cachestore.files import publish as publishing
 from cachestore.files.marker import check_for_reading, check_for_writing
 from cachestore.files.removal import remove_file
-from cachestore.jobs import precompute as run
-from cachestore.maintain import collect as upkeep
-from cachestore.maintain import doctor
-from cachestore.storage.snapshot import load_snapshot, open_layout
-from cachestore.work.workers import Heartbeat
+from cachestore.jobs.share.workers import Heartbeat
+from cachestore.jobs.start import precompute as run
+from cachestore.store.read.snapshot import load_snapshot, open_layout
 from tests.fakes import ROOT
 
 KEYS = [cs.key("gone", str(n)) for n in range(4)]
@@ -198,14 +198,14 @@ class TestReading:
     @pytest.mark.parametrize(
         ("command", "step"),
         [
-            (cs.verify, "cachestore.maintain.verify.load_snapshot"),
-            (upkeep.collect, "cachestore.maintain.collect.survey"),
-            (upkeep.compact, "cachestore.maintain.collect.choose_groups"),
-            (lambda root: upkeep.drop(root, "train", apply=False), "cachestore.maintain.collect.plans_of"),
-            (cs.repair, "cachestore.maintain.repair.good_entries"),
-            (cs.repair, "cachestore.maintain.repair._find_damage"),
-            (cs.stats, "cachestore.storage.stats.list_names"),
-            (doctor.examine, "cachestore.maintain.doctor.lost_catalogs"),
+            (cs.verify, "cachestore.care.verify.load_snapshot"),
+            (upkeep.collect, "cachestore.care.collect.survey"),
+            (upkeep.compact, "cachestore.care.collect.choose_groups"),
+            (lambda root: upkeep.drop(root, "train", apply=False), "cachestore.care.collect.plans_of"),
+            (cs.repair, "cachestore.care.repair.good_entries"),
+            (cs.repair, "cachestore.care.repair._find_damage"),
+            (cs.stats, "cachestore.store.read.stats.list_names"),
+            (doctor.examine, "cachestore.care.doctor.lost_catalogs"),
         ],
         ids=["verify", "gc", "compact", "drop", "repair a segment", "repair", "stats", "doctor"],
     )

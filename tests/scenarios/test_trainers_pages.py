@@ -18,8 +18,8 @@ from PIL import Image
 import cachestore as cs
 from cachestore.cli import main
 from tests import pages
-from tests.interop import trainers
-from tests.interop.diffusion_pipe.files import write_diffusion_pipe, write_diffusion_pipe_wan
+from tests.trainers import trainers
+from tests.trainers.diffusion_pipe.files import write_diffusion_pipe, write_diffusion_pipe_wan
 
 pytestmark = [
     pytest.mark.torch,
@@ -93,10 +93,10 @@ def model(tmp_path_factory):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with photographs, in which `precompute` encodes in this process."""
-    from cachestore.jobs.precompute import precompute_here
+    from cachestore.jobs.start.precompute import precompute_here
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cachestore.jobs.launching.run_workers", lambda request, *_others: precompute_here(request).as_json())
+    monkeypatch.setattr("cachestore.jobs.start.launching.run_workers", lambda request, *_others: precompute_here(request).as_json())
     for number, picture in enumerate(PHOTOS):
         path = trainers.make_source(tmp_path / "photos", [picture]) / picture.reference
         noise = np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import cachestore as cs
-from cachestore.encode.environment import set_library_defaults
+from cachestore.encode.batching.environment import set_library_defaults
 from scripts.example_train import SEED, from_store, largest_difference, train
 from tests.encode import tiny_conditions, tiny_families
 from tests.encode.footage import moving, write
@@ -56,7 +56,7 @@ class WanFromFirstFrames:
         """What the pipeline makes of a sample when it is needed."""
         import torch
 
-        from cachestore.loading.latents import noise_seed
+        from cachestore.train.latents import noise_seed
 
         del folder
         number, (width, height) = int(Path(name).stem), SIZE
@@ -171,7 +171,7 @@ class SdxlInpainting:
         """What the pipeline makes of a sample when it is needed."""
         import torch
 
-        from cachestore.loading.latents import noise_seed
+        from cachestore.train.latents import noise_seed
 
         stem, scale = Path(name).stem, pipeline.vae.config.scaling_factor
         image = pipeline.image_processor.preprocess(Image.open(folder / name), height=64, width=64).to(torch.float32)

@@ -15,9 +15,9 @@ import pytest
 import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.files.paths import Layout, Mode
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import precompute_here
-from cachestore.storage.snapshot import list_segments, open_layout
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.start.precompute import precompute_here
+from cachestore.store.read.snapshot import list_segments, open_layout
 from tests import fakes
 from tests.shares import share
 
@@ -56,7 +56,7 @@ def all_imported(tmp_path, makers, monkeypatch):
     """The other users may not be able to enter Python's own folder, so nothing is left to be imported by them."""
     if os.getuid() != 0:
         pytest.skip("becoming another user needs root")
-    monkeypatch.setattr("cachestore.encode.hub._cached", lambda _name, _revision: None)
+    monkeypatch.setattr("cachestore.encode.models.hub._cached", lambda _name, _revision: None)
     fakes.warm_up()
     fakes.numbered_pictures(tmp_path / "data", 2)
     assert precompute(tmp_path, makers)() == [True, 3]

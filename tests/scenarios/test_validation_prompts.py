@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 import cachestore as cs
+from cachestore.care.collect import collect
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import caption_key
 from cachestore.files.paths import Layout
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import precompute_here
-from cachestore.maintain.collect import collect
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.start.precompute import precompute_here
 from cachestore.remote.transfer import segments_of
-from cachestore.storage.catalog_writer import draft_of
-from cachestore.storage.commit import create_store
-from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.store.reader import Reader
+from cachestore.store.read.reader import Reader
+from cachestore.store.read.snapshot import list_segments, load_snapshot
+from cachestore.store.write.catalog_writer import draft_of
+from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import planned
 
@@ -155,7 +155,7 @@ def test_a_trainer_reads_prompts_and_their_embeddings_with_no_text_encoder(tmp_p
     import torch
 
     from tests.fakes import publish_catalog
-    from tests.loading.stores import Row, catalog_of, make_store, recipes
+    from tests.train.stores import Row, catalog_of, make_store, recipes
 
     made = recipes()
     path = make_store(tmp_path / "store", [Row("a")], made, prompts=["", "a cat", "ugly"])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.fakes import ROOT
-from tests.loading.stores import Row, make_store, recipes
+from tests.train.stores import Row, make_store, recipes
 
 ROWS = [Row(f"{number}.png", (f"caption {number}",)) for number in range(24)]
 LIMIT_SECONDS = 50.0

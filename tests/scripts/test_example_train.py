@@ -7,7 +7,7 @@ import example_train
 import pytest
 from example_train import FAMILIES, STEPS, compare, largest_difference
 
-from cachestore.encode.environment import SETTINGS
+from cachestore.encode.batching.environment import SETTINGS
 from tests.shares import share
 
 

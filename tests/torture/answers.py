@@ -24,15 +24,15 @@ from typing import Any, Final
 
 from cachestore.core.errors import CacheStoreError, RemoteFailed, WriteFailed
 from cachestore.files.paths import Layout
-from cachestore.objects import downloads
-from cachestore.objects.address import parse_address
-from cachestore.objects.client import Client, ClientLimits, connect
+from cachestore.remote import downloads
+from cachestore.remote.address import parse_address
+from cachestore.remote.client import Client, ClientLimits, connect
 from cachestore.remote.listing import list_client
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
-from cachestore.storage.commit import publish_recipe
-from tests.objects.server import Server, served
+from cachestore.store.write.commit import publish_recipe
 from tests.remote.copies import files_of, request, wrong_in
+from tests.remote.server import Server, served
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 
 POINTS: Final = 2_000
@@ -207,9 +207,9 @@ def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _make_origin(root: Path) -> None:
     """A store of three generations: two segments are in its index, one is not."""
-    from cachestore.store.writer import open_store
+    from cachestore.store.write.writer import open_store
     from tests.fakes import publish_catalog
-    from tests.loading.stores import Row, catalog_of, make_store, picture_key, recipes, stored_latents
+    from tests.train.stores import Row, catalog_of, make_store, picture_key, recipes, stored_latents
 
     made = recipes()
     rows = [Row(f"{n}.png", (f"caption {n % 4}",), bucket=(128, 96)) for n in range(10)]
@@ -559,7 +559,7 @@ def _import_torch() -> None:
     """Before judges are forked, so that each need not. It starts no thread."""
     import torch  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
-    import cachestore.loading.dataset  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    import cachestore.train.dataset  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
 
 def play(number: int, seed: int) -> Outcome:

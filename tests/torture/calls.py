@@ -24,9 +24,9 @@ from typing import Any, Final, Literal
 
 import cachestore as cs
 from cachestore.core.keys import Key
-from cachestore.jobs import catalog_maker
-from cachestore.storage import append
-from cachestore.storage.findings import HARMLESS
+from cachestore.jobs.run import catalog_maker
+from cachestore.store.format.findings import HARMLESS
+from cachestore.store.write import append
 from tests import fakes
 from tests.torture import jobs
 from tests.torture.campaign import HANG_SECONDS, Campaign, Outcome, judged, outcome_of, scratch, waited_seconds

@@ -29,12 +29,12 @@ LATEST_SECONDS: Final = 900.0
 _WARM: Final = (
     "filelock",
     "numpy.ma",
-    "cachestore.encode.environment",
-    "cachestore.encode.images",
-    "cachestore.jobs.forecast",
-    "cachestore.maintain.recompute",
-    "cachestore.storage.stats",
-    "cachestore.store.writer",
+    "cachestore.encode.batching.environment",
+    "cachestore.encode.pictures.images",
+    "cachestore.jobs.start.forecast",
+    "cachestore.care.recompute",
+    "cachestore.store.read.stats",
+    "cachestore.store.write.writer",
 )
 """What every judge would else import for itself, when it is first used."""
 _MEMORY_FOLDER: Final = Path("/dev/shm")

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from cachestore.care.repair import repair
+from cachestore.care.verify import verify
 from cachestore.cli import main, printable
 from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry, ReadFailed
 from cachestore.files.checksum import digest_file
@@ -39,11 +41,9 @@ from cachestore.files.paths import (
     parse_worker,
     parse_worker_lock,
 )
-from cachestore.maintain.repair import repair
-from cachestore.maintain.verify import verify
-from cachestore.storage.findings import HARMLESS
-from cachestore.storage.snapshot import list_segments
-from cachestore.store.reader import Reader
+from cachestore.store.format.findings import HARMLESS
+from cachestore.store.read.reader import Reader
+from cachestore.store.read.snapshot import list_segments
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 from tests.torture.template import Template, build_template, fake_encoders, pairing_of, pictures, plain, precompute
 

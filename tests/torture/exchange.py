@@ -16,15 +16,15 @@ from random import Random
 from typing import Final
 
 import cachestore as cs
+from cachestore.care.verify import verify
 from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
-from cachestore.maintain.verify import verify
-from cachestore.storage.append import publish_segment
-from cachestore.storage.commit import commit, create_store
-from cachestore.storage.entry import make_entry
-from cachestore.storage.segment import build_segment, read_contents
-from cachestore.storage.snapshot import list_segments
-from tests.storage.stores import forge_index
+from cachestore.store.format.entry import make_entry
+from cachestore.store.format.segment import build_segment, read_contents
+from cachestore.store.read.snapshot import list_segments
+from cachestore.store.write.append import publish_segment
+from cachestore.store.write.commit import commit, create_store
+from tests.store.stores import forge_index
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
 from tests.torture.jobs import own, raw_of, value_of
 

@@ -39,7 +39,7 @@ def build(folder: Path) -> None:
     One has text of 512 x 4096 in bfloat16, the other text in float32 that is joined, 512 x 2048.
     """
     from cachestore.core.keys import Recipe
-    from tests.loading import stores
+    from tests.train import stores
 
     rows = [stores.Row(f"{n}.png", (f"caption {n}",), bucket=(1024, 1024), has_mask=True, controls=[(1024, 1024)]) for n in ALL]
     masks = Recipe("mask", {"kind": "masks"}, {"format": 1, "stored": "mask", "factor": 8})
@@ -54,7 +54,7 @@ def build(folder: Path) -> None:
 def _as_bfloat16(recipe: Any, caption: str, _dtype: Any) -> dict[str, Any]:
     import numpy as np
 
-    from tests.loading.stores import WIDTHS, noise
+    from tests.train.stores import WIDTHS, noise
 
     shapes = {name: (512, width) if name == "prompt_embeds" else (width,) for name, width in WIDTHS.items() if "." not in name}
     whole = {name: noise(name, caption, shape=shape) for name, shape in shapes.items() if name in recipe.read["outputs"]}

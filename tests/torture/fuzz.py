@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from cachestore.care.losses import read_lost
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Key, Recipe
 from cachestore.files import paths
@@ -25,19 +26,18 @@ from cachestore.files.container import TensorInfo, build_header, parse_header
 from cachestore.files.paths import ClaimName, IndexName, Layout, PassFolder
 from cachestore.files.records import encode_record, read_record
 from cachestore.files.table import encode_table, read_header
-from cachestore.storage.catalog import open_catalog, read_catalog
-from cachestore.storage.index import check
-from cachestore.storage.losses import read_lost
-from cachestore.storage.marked import read_marked
-from cachestore.storage.model_digests import load_digests
-from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import open_layout
-from cachestore.work.claims import Claims
-from cachestore.work.ledgers import read_ledgers
-from cachestore.work.passes import PassRef, list_passes, list_rounds, read_done, read_round
-from cachestore.work.plan import read_outline, read_plan
-from cachestore.work.progress import Observer
-from cachestore.work.workers import Watch, read_heartbeat
+from cachestore.jobs.share.claims import Claims
+from cachestore.jobs.share.ledgers import read_ledgers
+from cachestore.jobs.share.passes import PassRef, list_passes, list_rounds, read_done, read_round
+from cachestore.jobs.share.plan import read_outline, read_plan
+from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.workers import Watch, read_heartbeat
+from cachestore.store.format.catalog import open_catalog, read_catalog
+from cachestore.store.format.index import check
+from cachestore.store.format.marked import read_marked
+from cachestore.store.format.segment import read_contents
+from cachestore.store.read.snapshot import open_layout
+from cachestore.store.write.model_digests import load_digests
 from tests.torture.campaign import Campaign, Outcome, judged, scratch
 from tests.torture.damage import WAYS, changed, files_of
 from tests.torture.template import build_template

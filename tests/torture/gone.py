@@ -20,13 +20,13 @@ from random import Random
 from typing import Any, Final, Literal
 
 import cachestore as cs
+from cachestore.care import collect as upkeep
+from cachestore.care import repair as repairing
 from cachestore.core.keys import Key
 from cachestore.files.paths import MARKER
-from cachestore.jobs import precompute as run
-from cachestore.maintain import collect as upkeep
-from cachestore.maintain import repair as repairing
-from cachestore.storage.commit import create_store
-from cachestore.storage.findings import HARMLESS
+from cachestore.jobs.start import precompute as run
+from cachestore.store.format.findings import HARMLESS
+from cachestore.store.write.commit import create_store
 from tests.torture import jobs
 from tests.torture.calls import (
     EACH,

@@ -13,22 +13,22 @@ from typing import Any, Final
 import numpy as np
 
 import cachestore as cs
+from cachestore.care import collect as upkeep
+from cachestore.care.gc import mark
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.keys import Key
 from cachestore.core.tensors import to_raw
 from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import precompute_here
-from cachestore.maintain import collect as upkeep
-from cachestore.storage.append import publish_segment
-from cachestore.storage.catalog import Catalog, Cell, make_column, newest_catalog
-from cachestore.storage.commit import commit, create_store
-from cachestore.storage.entry import Entry, make_entry
-from cachestore.storage.gc import mark
-from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import list_indexes, load_snapshot
-from cachestore.work import agreement, choice, workers
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.share import agreement, choice, workers
+from cachestore.jobs.start.precompute import precompute_here
+from cachestore.store.format.catalog import Catalog, Cell, make_column, newest_catalog
+from cachestore.store.format.entry import Entry, make_entry
+from cachestore.store.format.segment import read_contents
+from cachestore.store.read.snapshot import list_indexes, load_snapshot
+from cachestore.store.write.append import publish_segment
+from cachestore.store.write.commit import commit, create_store
 from tests import fakes
 from tests.fakes import publish_catalog
 

@@ -1,4 +1,4 @@
-"""The state machine of `tests/storage/test_model.py`, played longer: a store against a dict of what was acknowledged."""
+"""The state machine of `tests/store/test_model.py`, played longer: a store against a dict of what was acknowledged."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Final
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.storage.test_model import StoreMachine
+from tests.store.test_model import StoreMachine
 from tests.torture.campaign import Campaign, Outcome, judged
 from tests.torture.template import without_waiting
 

@@ -50,14 +50,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "files/publish.py", "if digest_file(temporary) != (digest or digest_of(chunks)):", "if temporary is None:", "flips", 150
     ),
     "checksum": Mutant(
-        "storage/fetch.py",
+        "store/read/fetch.py",
         "if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:",
         "if not located.checksums[row]:",
         *_EXCHANGE,
     ),
-    "key bound to checksum": Mutant("storage/entry.py", "Checksum(key + specs.text)", "Checksum(specs.text)", *_EXCHANGE),
+    "key bound to checksum": Mutant("store/format/entry.py", "Checksum(key + specs.text)", "Checksum(specs.text)", *_EXCHANGE),
     "acknowledgement order": Mutant(
-        "storage/append.py",
+        "store/write/append.py",
         "    if not publish(layout, path, chunks, digest=digest, read_only=True) and not _is_whole(path, digest, contents.size_bytes):\n"
         "        return write_segment(layout, draft, origin=origin, edition=edition + 1)\n",
         "    from cachestore.files.publish import make_folder\n"
@@ -66,7 +66,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_CRASHES,
     ),
     "order of listings": Mutant(
-        "jobs/catalog_maker.py",
+        "jobs/run/catalog_maker.py",
         "            may_follow = _may_follow(job, previous)\n",
         "            may_follow = True\n",
         *_OVERTAKING,
@@ -90,33 +90,33 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_TRANSFERS,
     ),
     "checksums of the copy of a catalog": Mutant(
-        "storage/catalog.py",
+        "store/format/catalog.py",
         "check_table(path, FORMAT, VERSION) != expected.file_digest",
         "open_table(path, FORMAT, VERSION).digest != expected.file_digest",
         "answers",
         450,
     ),
-    "second call for an object": Mutant("store/outline.py", "TRIES: Final = 3\n", "TRIES: Final = 1\n", *_ANSWERS),
+    "second call for an object": Mutant("remote/outline.py", "TRIES: Final = 3\n", "TRIES: Final = 1\n", *_ANSWERS),
     "comparison of ranks": Mutant(
-        "loading/batches.py", "        if not self._is_compared:\n", "        if self._is_compared is None:\n", *_TRAINING
+        "train/batches.py", "        if not self._is_compared:\n", "        if self._is_compared is None:\n", *_TRAINING
     ),
-    "epoch of a loader": Mutant("loading/epoch.py", "return self.get() if own is None else own\n", "return self.get()\n", *_TRAINING),
-    "one who deals": Mutant("loading/seats.py", "    if not seat.yields_all:\n", "    if seat.step < 1:\n", *_TRAINING),
+    "epoch of a loader": Mutant("train/epoch.py", "return self.get() if own is None else own\n", "return self.get()\n", *_TRAINING),
+    "one who deals": Mutant("train/seats.py", "    if not seat.yields_all:\n", "    if seat.step < 1:\n", *_TRAINING),
     "account of rows": Mutant(
-        "source/remarks.py",
+        "sources/remarks.py",
         "            for one in refused:\n                remarks.refused.append(one)\n",
         "            del refused\n",
         *_SOURCES,
     ),
     "account of second ids": Mutant(
-        "source/listing.py",
+        "sources/listing.py",
         "    if again:\n        _refuse_again(parse, again, remarks)\n",
         "",
         "sources",
         1_000,
     ),
     "account of files": Mutant(
-        "source/unused.py",
+        "sources/unused.py",
         "        self.counts[reason] = self.counts.get(reason, 0) + 1\n",
         "        return\n",
         *_SOURCES,

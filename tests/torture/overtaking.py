@@ -22,10 +22,10 @@ from typing import Any, Final
 import cachestore as cs
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.jobs import precompute as run
-from cachestore.jobs import reconcile
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.storage.catalog import Catalog, list_generations, newest_catalog, read_catalog
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.run import reconcile
+from cachestore.jobs.start import precompute as run
+from cachestore.store.format.catalog import Catalog, list_generations, newest_catalog, read_catalog
 from tests import fakes
 from tests.torture import jobs
 from tests.torture.calls import say_to, tell_acknowledged

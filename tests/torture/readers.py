@@ -19,19 +19,19 @@ from unittest.mock import patch
 import numpy as np
 
 import cachestore as cs
-import cachestore.jobs.planning
+import cachestore.jobs.plan.planning
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import precompute_here
-from cachestore.storage.snapshot import list_indexes, list_segments
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.start.precompute import precompute_here
+from cachestore.store.read.snapshot import list_indexes, list_segments
 from tests import fakes
-from tests.loading.encoders import FRAMES, ReadableEncoder
-from tests.loading.stores import Row, make_store, recipes
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
 from tests.torture.damage import FOLDERS, STRANGE, WAYS, Damage, strike
 from tests.torture.template import without_waiting
+from tests.train.encoders import FRAMES, ReadableEncoder
+from tests.train.stores import Row, make_store, recipes
 
 ROWS: Final = 12
 GENERATION: Final = 3
@@ -83,7 +83,7 @@ def build(folder: Path, count: int, seed: int) -> Truth:
     make_store(store, [Row(f"{n}.png", (f"caption {n}",)) for n in range(ROWS)], made)
     makers = fakes.Makers(make=ReadableEncoder, has_roles=True)
     manifest = str(fakes.roles_manifest(folder / "roles", ROWS))
-    with patch.object(cachestore.jobs.planning, "_encoders", makers):
+    with patch.object(cachestore.jobs.plan.planning, "_encoders", makers):
         precompute_here(PrecomputeRequest(manifest, "model", str(store), name="roles", frames=(FRAMES,)))
     data, roles = cs.CachedDataset(store), cs.CachedDataset(store, "roles")
     with cs.open(store) as reader:

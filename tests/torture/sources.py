@@ -26,14 +26,14 @@ from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import digest_text
 from cachestore.core.samples import Sample
 from cachestore.files.paths import Layout
-from cachestore.source.combined import list_path
-from cachestore.source.files import IMAGE_SUFFIXES
-from cachestore.source.listing import Listing
-from cachestore.source.memory import list_objects, list_rows, write_rows
-from cachestore.source.reading import ListingOptions
-from cachestore.source.remarks import Remarks
-from cachestore.storage.commit import create_store
-from cachestore.work.plan import publish_plan, read_plan
+from cachestore.jobs.share.plan import publish_plan, read_plan
+from cachestore.sources.combined import list_path
+from cachestore.sources.files import IMAGE_SUFFIXES
+from cachestore.sources.listing import Listing
+from cachestore.sources.memory import list_objects, list_rows, write_rows
+from cachestore.sources.reading import ListingOptions
+from cachestore.sources.remarks import Remarks
+from cachestore.store.write.commit import create_store
 from tests.fakes import FakeEncoder, plan_of
 from tests.torture.campaign import Campaign, Hang, Outcome, judged, scratch, timed
 from tests.torture.damage import changed

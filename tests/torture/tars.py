@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import cachestore as cs
 from cachestore.core.errors import CacheStoreError
-from tests.loading.stores import Row, make_store, recipes
 from tests.torture.campaign import Campaign, Outcome, judged, scratch
 from tests.torture.damage import changed
 from tests.torture.fuzz import mutated
+from tests.train.stores import Row, make_store, recipes
 
 NAME: Final = "train-000000.tar"
 DAMAGE: Final = ("flip", "flips", "zero", "noise", "cut", "empty", "grow")

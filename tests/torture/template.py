@@ -14,24 +14,24 @@ from unittest.mock import patch
 import numpy as np
 
 import cachestore as cs
-import cachestore.jobs.planning
+import cachestore.jobs.plan.planning
+from cachestore.care.collect import collect, drop
+from cachestore.care.repair import repair
+from cachestore.care.verify import verify
 from cachestore.core.keys import Key
 from cachestore.files.locks import locked
 from cachestore.files.paths import Layout
-from cachestore.jobs.options import PrecomputeRequest
-from cachestore.jobs.precompute import precompute_here
-from cachestore.maintain.collect import collect, drop
-from cachestore.maintain.repair import repair
-from cachestore.maintain.verify import verify
-from cachestore.storage.catalog import list_generations, list_names, read_catalog
-from cachestore.storage.model_digests import publish_digests
-from cachestore.storage.segment import read_contents
-from cachestore.storage.snapshot import list_segments, load_snapshot
-from cachestore.store.reader import Reader
-from cachestore.work.attempts import Attempts
-from cachestore.work.retention import open_passes
+from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.jobs.share.attempts import Attempts
+from cachestore.jobs.share.retention import open_passes
+from cachestore.jobs.start.precompute import precompute_here
+from cachestore.store.format.catalog import list_generations, list_names, read_catalog
+from cachestore.store.format.segment import read_contents
+from cachestore.store.read.reader import Reader
+from cachestore.store.read.snapshot import list_segments, load_snapshot
+from cachestore.store.write.model_digests import publish_digests
 from tests import fakes
-from tests.storage.stores import flip
+from tests.store.stores import flip
 
 Value = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 Pairing = tuple[tuple[str, tuple[str, ...]], ...]
@@ -77,7 +77,7 @@ def without_waiting() -> Generator[None]:
 @contextmanager
 def fake_encoders() -> Generator[None]:
     """For the block: `precompute` makes its encoders without models, and nothing is synced."""
-    with without_waiting(), patch.object(cachestore.jobs.planning, "_encoders", _makers):
+    with without_waiting(), patch.object(cachestore.jobs.plan.planning, "_encoders", _makers):
         yield
 
 

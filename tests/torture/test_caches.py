@@ -6,9 +6,9 @@ import pytest
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Misplaced
-from cachestore.interop.families import FAMILIES
-from cachestore.interop.sandbox import CacheFiles, TorchFiles
-from cachestore.interop.table import load_formats
+from cachestore.trainers.families import FAMILIES
+from cachestore.trainers.sandbox import CacheFiles, TorchFiles
+from cachestore.trainers.table import load_formats
 from tests.torture import caches
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cachestore.cli import OK
-from cachestore.storage.fetch import Fetcher
-from cachestore.work.workers import Beat
+from cachestore.jobs.share.workers import Beat
+from cachestore.store.read.fetch import Fetcher
 from tests.torture import campaign, damage, fuzz, hostile, model, readers
 from tests.torture.campaign import judged, scratch
 from tests.torture.damage import Damage, choose_damages, kind_of

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cachestore.source.remarks import Refusals
-from cachestore.storage.commit import create_store
+from cachestore.sources.remarks import Refusals
+from cachestore.store.write.commit import create_store
 from tests.torture import sources
 
 

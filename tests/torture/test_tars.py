@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cachestore.interop.webdataset import groups as tar_groups
+from cachestore.trainers.webdataset import groups as tar_groups
 from tests.torture import tars
 
 pytestmark = pytest.mark.torch

@@ -100,7 +100,7 @@ class Truth:
 def build(folder: Path) -> Truth:
     """A store, an equal one that was made apart, and one that lacks samples."""
     import cachestore as cs
-    from tests.loading.stores import Row, make_store, recipes
+    from tests.train.stores import Row, make_store, recipes
 
     rows = [Row(str(n), (f"one {n}", f"two {n}"), bucket=(8, 8) if n % 3 else (16, 8)) for n in range(SAMPLES)]
     for name, count in (("store", SAMPLES), ("apart", SAMPLES), ("smaller", SAMPLES - 6)):
@@ -118,7 +118,7 @@ def opened(path: Path) -> Any:
 
 
 def read(batches: Any) -> list[list[Any]]:
-    from tests.loading.ranks import digest
+    from tests.train.ranks import digest
 
     return [[batch["sample_id"], digest(batch)] for batch in batches]
 
@@ -126,8 +126,8 @@ def read(batches: Any) -> list[list[Any]]:
 def train(truth: Truth, point: Point, rank: int, meeting: Path) -> dict[str, Any]:
     """What one rank reads: its training's first batches, then validation, the rest of the epoch, and the next one."""
     import cachestore as cs
-    from cachestore.loading import peers
-    from tests.loading.ranks import begin
+    from cachestore.train import peers
+    from tests.train.ranks import begin
 
     is_odd = rank == point.odd
     logging.getLogger("cachestore").setLevel(logging.ERROR)

@@ -22,8 +22,8 @@ from urllib.parse import quote, unquote
 from cachestore.files.paths import MARKER, Layout
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
-from tests.objects.fake import Bucket
 from tests.remote.copies import files_of, make, objects_of, request, wrong_in
+from tests.remote.fake import Bucket
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
 from tests.torture.watching import Call, watch
 

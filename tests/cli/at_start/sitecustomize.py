@@ -3,7 +3,7 @@
 import os
 
 if "FAKE_ENCODERS" in os.environ:
-    from cachestore.jobs import planning
+    from cachestore.jobs.plan import planning
     from tests import fakes
 
     planning.PLAN_SECONDS = float(os.environ.get("FAKE_PLAN_SECONDS", planning.PLAN_SECONDS))  # pyright: ignore[reportConstantRedefinition]

@@ -8,7 +8,7 @@ import torch
 from bench import gpu
 from bench.gpu import Way, normalise
 
-from cachestore.maintain import bench
+from cachestore.care import bench
 
 pytestmark = pytest.mark.torch
 

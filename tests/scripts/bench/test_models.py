@@ -8,9 +8,9 @@ from bench import models
 from bench.models import MODELS
 from bench.models_table import BIG_G, CLIP_L, GEMMA_2B, QWEN3_VL_4B, T5_XXL, UMT5_XXL
 
-from cachestore.encode import random_model
-from cachestore.encode.text_families import TEXT_FAMILIES
-from cachestore.maintain import bench
+from cachestore.care import bench
+from cachestore.encode.families.text import TEXT_FAMILIES
+from cachestore.encode.models import random_model
 
 pytestmark = pytest.mark.torch
 

@@ -4,7 +4,7 @@ import pytest
 from bench import models_table
 from bench.models_table import MODELS, WITHOUT_SIZES, latents_bytes, text_bytes
 
-from cachestore.encode.text_families import TEXT_FAMILIES
+from cachestore.encode.families.text import TEXT_FAMILIES
 from tests.fakes import ROOT
 
 

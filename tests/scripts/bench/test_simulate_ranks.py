@@ -6,7 +6,7 @@ import pytest
 from bench import simulate_ranks
 from bench.simulate_ranks import Case, Result, cases, simulate
 
-from cachestore.work.choice import ranges_of
+from cachestore.jobs.share.choice import ranges_of
 
 
 def test_of_nothing_nothing_is_made():
@@ -47,7 +47,7 @@ def test_a_simulation_is_the_same_for_the_same_seed():
 
 
 def test_a_way_of_choosing_that_leaves_others_without_work_misses_its_bound(monkeypatch, capsys):
-    monkeypatch.setattr("cachestore.work.choice.group_size", lambda *_sizes: 64)
+    monkeypatch.setattr("cachestore.jobs.share.choice.group_size", lambda *_sizes: 64)
     assert simulate_ranks.main(["--units", "25", "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown["missed"] == [bound for row in shown["rows"] for bound in row["missed"]]

@@ -5,7 +5,7 @@ import torch
 from bench import vae_memory
 from bench.models_table import MODELS
 
-from cachestore.encode.vae_families import VAE_FAMILIES
+from cachestore.encode.families.vae import VAE_FAMILIES
 
 pytestmark = pytest.mark.torch
 

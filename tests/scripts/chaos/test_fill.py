@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cachestore as cs
+from cachestore.care.verify import verify
 from cachestore.files.paths import Layout
-from cachestore.maintain.verify import verify
-from cachestore.storage.snapshot import list_segments
+from cachestore.store.read.snapshot import list_segments
 from tests.fakes import ROOT
 from tests.shares import share
 

@@ -18,7 +18,7 @@ import site_pages
 
 import cachestore as cs
 from cachestore.cli import COMMANDS
-from cachestore.jobs.options import PrecomputeRequest
+from cachestore.jobs.plan.options import PrecomputeRequest
 from tests.fakes import ROOT
 
 DOCS = ROOT / "docs"

@@ -1,0 +1,1 @@
+"""Verifying, repairing and tidying up a store, and checking the machine that it is on."""

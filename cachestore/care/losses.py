@@ -1,0 +1,108 @@
+"""Which entries are needed, and which of those are lost: by catalogs, by the lists of `repair`, by an index that shows missing segments."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key
+from cachestore.core.words import named_prompt
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, damaged, parse_lost
+from cachestore.files.records import read_record
+from cachestore.store.format.catalog import Catalog, list_names, newest_catalog
+from cachestore.store.format.marked import marked_segments
+from cachestore.store.read.snapshot import Snapshot
+
+LOST_FORMAT: Final = "cachestore-lost"
+LOST_VERSION: Final = 1
+
+Sample = tuple[str, str]
+"""The name of a data set, and the id of one of its samples."""
+
+
+def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
+    """Each key that a catalog names, with the id of its sample. A prompt has none: it is called "(prompt) TEXT" instead."""
+    for column in catalog.columns:
+        for row in range(len(catalog)):
+            for key in column.row_keys(row):
+                if key is not None:
+                    yield key, catalog.ids[row]
+    yield from ((key, named_prompt(text)) for key, text in catalog.prompt_keys())
+
+
+def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
+    """All keys in the newest catalogs, each with (path of the catalog, first sample that needs it)."""
+    needed: dict[Key, tuple[str, str]] = {}
+    for name in list_names(layout):
+        if (catalog := newest_catalog(layout, name)) is not None:
+            where = layout.relative(layout.catalog(name, catalog.generation))
+            for key, sample in needed_by(catalog):
+                needed.setdefault(key, (where, sample))
+    return needed
+
+
+def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
+    """The keys of `among` that the newest catalogs need, each with the first sample that needs it. Reads nothing if `among` is empty."""
+    needed: dict[Key, Sample] = {}
+    for name in list_names(layout) if among else ():
+        catalog = newest_catalog(layout, name)
+        for key, sample in needed_by(catalog) if catalog is not None else ():
+            if key in among:
+                needed.setdefault(key, (name, sample))
+    return needed
+
+
+def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
+    """Every key whose absence `verify` reports: what the newest catalogs need, and what was lost, as far as it can be read."""
+    wanted = set(needed_entries(layout))
+    for name in filter(parse_lost, names_in(layout.quarantine)):
+        with suppress(FormatError, OSError):
+            wanted.update(key for key, _sample in still_wanted(layout, read_lost(layout.quarantine / name)))
+    return wanted.union(*vanished_keys(layout, snapshot).values())
+
+
+def read_lost(path: Path) -> dict[Key, Sample | None]:
+    """The entries that a list calls lost, each with a sample that needed it then, or None. Raises FormatError, OSError."""
+    try:
+        body = read_record(path, LOST_FORMAT, LOST_VERSION)
+        needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
+        keys, is_at_home = {Key.parse(text): None for text in body["keys"]} | needed, parse_lost(path.name) == body["segment"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(f"{path} is not a list of lost entries", path) from error
+    if not is_at_home:
+        raise damaged(f"{path} lists the lost entries of another segment", path)
+    return keys
+
+
+def still_wanted(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterator[tuple[Key, Sample | None]]:
+    """Leave out lost entries that are not wanted any more.
+
+    An entry of a sample is wanted if the newest catalog lists the sample, has an empty cell for it, and does not name the entry. Otherwise
+    the sample is gone, or has new values, or is reported without a list. Entries without a sample are always wanted.
+    """
+    yield from ((key, None) for key, sample in keys.items() if sample is None)
+    for name in {sample[0] for sample in keys.values() if sample is not None}:
+        catalog = newest_catalog(layout, name)
+        rows = {sample: row for row, sample in enumerate(catalog.ids)} if catalog is not None else {}
+        for key, sample in keys.items():
+            if catalog is not None and sample is not None and sample[0] == name and sample[1] in rows:
+                named = [each for column in catalog.columns for each in column.row_keys(rows[sample[1]])]
+                if None in named and key not in named:
+                    yield key, sample
+
+
+def vanished_keys(layout: Layout, snapshot: Snapshot) -> dict[str, list[Key]]:
+    """By segment, the keys that a writer put into segments which are gone and were never marked for deletion."""
+    if snapshot.index is None or not snapshot.vanished:
+        return {}
+    marked = marked_segments(layout)
+    gone = {snapshot.index.segments[number] for number in snapshot.vanished}
+    lost = {ref.digest for ref in gone if ref.digest not in marked and not ref.origin}
+    found: dict[str, list[Key]] = {}
+    for key, locations in snapshot.index.items() if lost else ():
+        for location in locations:
+            if location.segment.digest in lost and key not in snapshot:
+                found.setdefault(location.segment.digest, []).append(key)
+    return found

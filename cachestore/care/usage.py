@@ -1,0 +1,92 @@
+"""Usage: which entries of a store are needed, and which may be removed. Changes nothing.
+
+An entry may be removed if `precompute` wrote it, its pass is over, and nothing names its key. What a `writer` put (its segments name no
+pass), what `fill` made (its entries have no digest of their input), and all unclear cases stay.
+"""
+
+import re
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, compress
+from operator import not_
+from typing import Final
+
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key
+from cachestore.files.paths import Layout
+from cachestore.store.format.locations import SegmentRef
+from cachestore.store.format.segment import StoredEntry, read_contents
+from cachestore.store.read.snapshot import Snapshot
+
+MERGED: Final = "merged"
+"""The origin of a segment that was merged from those of several finished passes."""
+_OF_A_PASS: Final = re.compile(r"[0-9a-f]{32}/(0|[1-9][0-9]*)")
+
+
+def is_own_value(origin: str, entry: StoredEntry) -> bool:
+    """Whether a user stored an entry of a segment with this origin, by `put` or `fill`. What is unclear counts as that."""
+    return not (origin == MERGED or _OF_A_PASS.fullmatch(origin)) or "input_digest" not in entry.meta
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must stay, as the caller found out."""
+
+    keys: AbstractSet[Key]
+    """Every key that a catalog, a plan of keys or an unfinished pass names."""
+    is_over: Callable[[str], bool]
+    """Whether the pass `<plan>/<pass>` has ended or does not exist any more."""
+
+    def hold(self, origin: str, entry: StoredEntry) -> bool:
+        """Whether an entry of a segment with this origin must stay."""
+        return not self.may_go(origin) or entry.key in self.keys or "input_digest" not in entry.meta
+
+    def may_go(self, origin: str) -> bool:
+        """Whether unnamed entries of a segment with this origin may be removed."""
+        return origin == MERGED or (_OF_A_PASS.fullmatch(origin) is not None and self.is_over(origin))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A segment, and which of its entries are needed."""
+
+    ref: SegmentRef
+    needed: tuple[StoredEntry, ...] | None = None
+    """None if all are needed by the index alone, or if the header cannot be read."""
+    loose: tuple[StoredEntry, ...] = ()
+    """Entries that nothing needs."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing in it is needed."""
+        return self.needed is not None and not self.needed
+
+    @property
+    def loose_bytes(self) -> int:
+        """Bytes of the entries that nothing needs."""
+        return sum(entry.size_bytes for entry in self.loose)
+
+
+def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
+    """The usage of each segment of a snapshot, sorted by digest. Reads only headers of segments that may hold unneeded entries.
+
+    A segment whose header cannot be read counts as needed: `repair` deals with it.
+    """
+    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin)]
+    unneeded = {ref.digest for ref in candidates if ref.entries == 0}
+    for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
+        if key not in needs.keys:
+            unneeded.update(location.segment.digest for location in locations)
+    unneeded.intersection_update(ref.digest for ref in candidates)
+    usages: list[Usage] = []
+    for ref in snapshot.segments():
+        usage = Usage(ref)
+        if ref.digest in unneeded:
+            with suppress(FormatError, OSError):
+                entries = read_contents(layout.segment(ref.digest)).entries
+                held = [needs.hold(ref.origin, entry) for entry in entries]
+                usage = Usage(ref, tuple(compress(entries, held)), tuple(compress(entries, map(not_, held))))
+        usages.append(usage)
+    return usages

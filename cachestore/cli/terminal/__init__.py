@@ -1,0 +1,1 @@
+"""What commands share on a terminal: lines, bars, questions and signals."""

@@ -1,0 +1,1 @@
+"""Units, batches and the pipeline of an encoder."""

@@ -1,0 +1,1 @@
+"""The rows: what each family of models makes and needs."""

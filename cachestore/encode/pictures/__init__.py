@@ -1,0 +1,1 @@
+"""From pictures and clips to latents."""

@@ -1,0 +1,1 @@
+"""From a request to a plan: options, planning, and what a plan would change."""

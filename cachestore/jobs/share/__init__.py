@@ -1,0 +1,1 @@
+"""Who makes what: plans, claims, ledgers, workers and their progress, through files alone."""

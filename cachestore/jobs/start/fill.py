@@ -1,0 +1,161 @@
+"""`fill`: runs the pass loop with the caller's keys and encode function, in the caller's process."""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
+
+from cachestore.core.arguments import as_pairs, as_switch, as_whole, check_calls, check_function, refuse
+from cachestore.core.errors import BadInput, naming_extras
+from cachestore.core.keys import Json, Key, Recipe, by_key
+from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
+from cachestore.files.marker import noticing_its_end
+from cachestore.jobs.plan.option_types import allowed_failures
+from cachestore.jobs.run.pass_loop import Report, held_to, run_pass
+from cachestore.jobs.run.task import Cancel, Job, OnProgress
+from cachestore.jobs.share.agreement import Intent, check_agreement
+from cachestore.jobs.share.pace import with_pace
+from cachestore.jobs.share.plan import is_published, plan_of_keys, publish_plan
+from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.workers import Heartbeat
+from cachestore.jobs.start.ranks import find_rank, launch_of, say_conflict
+from cachestore.store.read.reader import AnyKey
+from cachestore.store.write.writer import Store
+
+FILL_BATCH: Final = 16
+"""Items in one call of `encode`, if the caller passes no batch size."""
+
+_log = logging.getLogger("cachestore")
+
+
+@dataclass(slots=True)
+class _CallerEncoder:
+    """The caller's `encode` function as an encoder of the pass loop. A unit's id is its key."""
+
+    recipe: Recipe
+    items: Mapping[Key, Any]
+    function: Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]
+    limit: int
+    group_by: Callable[[Any], Hashable] | None
+
+    def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
+        del read
+        key = Key.parse(request["key"])
+        return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder})
+
+    def prepare(self, resolved: Resolved) -> Prepared:
+        return Prepared(resolved.item, self.group_by(resolved.item) if self.group_by else None)
+
+    @property
+    def window(self) -> int:
+        return self.limit
+
+    def batch_limit(self, _group: Hashable) -> int:
+        return self.limit
+
+    def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
+        """Call the caller's function in this thread. The keys that it returns may be in any form."""
+        made = by_key(self.function(list(batch)))
+        return lambda: made
+
+    def close(self) -> None:
+        """Do nothing: the model belongs to the caller."""
+
+
+class _NoFiles:
+    """The source of `fill`, which reads no files: nothing here is called."""
+
+    def read(self, reference: str) -> NoReturn:
+        raise OSError(f"fill reads no files, but {reference!r} was asked for")
+
+    open = stat = read
+
+
+@naming_extras()
+def fill(
+    store: Store,
+    wanted: Iterable[tuple[AnyKey, Any]],
+    encode: Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]],
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    group_by: Callable[[Any], Hashable] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    strict: bool = False,
+    max_failures: int | str = 0,
+    on_progress: OnProgress | None = None,
+    cancel: Cancel | None = None,
+) -> Report:
+    """Encode values with your own function, on any number of ranks. What the store holds already is not encoded again.
+
+    Args:
+        store: a store opened with `mode="a"`; it shows the new entries afterwards.
+        wanted: (key, item) pairs, or none. Every rank passes the same keys. For equal keys the first item counts.
+        encode: called in this process and thread with a list of (key, item). Returns `{key: {name: tensor}}` for exactly these
+            keys, as torch tensors or numpy arrays. If it raises, the batch is tried in halves, and an item that fails alone is a
+            failure. If it raises BadInput, the run ends.
+        batch_size: the most items in one call. "auto" is 16, halved for a group that runs out of memory.
+        group_by: the items of one call have equal `group_by(item)`.
+        rank: this process's rank, with `world_size`; default: found in the environment.
+        world_size: the number of ranks.
+        strict: raise EncodeFailed if more units failed than `max_failures`.
+        max_failures: how many units may fail: a count, or a share such as "2%".
+        on_progress: called in this thread, about once a second and at the end, with the counts over all ranks, as for `precompute`.
+        cancel: anything with `is_set()`. Once it is set, the work ends after the current batch.
+
+    Returns:
+        The report of the pass, the same on every rank.
+
+    Raises:
+        BadInput: a malformed key or option.
+        EncodeFailed: with `strict`, if too many units failed.
+        Incomplete: cancelled or stuck; the same call continues from there.
+        WriteFailed: writing failed, for example because the disk is full.
+    """
+    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+        refuse("store", 'what cs.open(path, mode="a") returned', store)
+    check_function("encode", encode)
+    if group_by is not None:
+        check_function("group_by", group_by)
+    check_calls(on_progress, cancel)
+    _ = store.snapshot  # raises if the store is closed
+    if store.mode != "a":
+        raise BadInput(f'{store.layout.root} is open for reading; open it with mode="a" to fill it', option="store")
+    allowed_failures(str(max_failures), 0)  # raises now, not after the work
+    strict = as_switch("strict", strict)
+    limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
+    items: dict[Key, Any] = {}
+    for key, item in as_pairs("wanted", wanted):
+        items.setdefault(Key.parse(key), item)
+    encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by)
+    rank_info = find_rank(rank, world_size)
+    plan = plan_of_keys(encoder.recipe, items)
+    if not is_published(store.layout, plan.name):
+        publish_plan(store.layout, plan)
+    say_conflict(rank_info, _log.warning)
+    observer, launch = Observer(store.layout), launch_of(rank_info)
+    tell = with_pace(on_progress) if on_progress else None
+    with noticing_its_end(store.layout), Heartbeat(store.layout, "", 0, launch, rank_info.rank, rank_info.world_size) as heartbeat:
+        intent = Intent(plan.request, {}, plan.content, plan.name)
+        heartbeat.detail = intent.as_json()
+        heartbeat.write()
+        # Only ranks of one launch must have the same plan: another trainer may fill the same store with its own values.
+        check_agreement(store.layout, intent, heartbeat, _log.debug, strict=False)
+        report = run_pass(
+            Job(
+                store.layout,
+                plan,
+                [encoder],
+                _NoFiles(),
+                rank_info,
+                launch,
+                appends_beside=True,
+                cancel=cancel,
+                on_progress=observer.following(tell) if tell else None,
+                heartbeat=heartbeat,
+            )
+        )
+    store.refresh()
+    if tell and (ended := observer.newest(report.plan)) is not None:
+        tell(ended)
+    return held_to(report, allowed_failures(str(max_failures), report.wanted), strict=strict)

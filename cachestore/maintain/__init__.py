@@ -1,1 +1,0 @@
-"""Check a store, repair it, remove what nothing needs, and examine the machine."""

@@ -1,1 +1,0 @@
-"""Files of a store: segments, index, catalogs, snapshots. Imports no torch, and nothing by itself."""

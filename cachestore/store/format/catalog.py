@@ -1,0 +1,330 @@
+"""Catalogs: the ordered samples of a data set, with captions, images, other columns, and the keys of their values.
+
+A catalog says which key belongs to which sample. A row of a key column has one cell for each caption, or for each image of the role and
+variant, in order. docs/design/files.md describes the columns of the table.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.inputs import caption_key
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
+from cachestore.core.samples import CAPTION
+from cachestore.core.words import did_you_mean, first_of, plural
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, damaged, decode_name, encode_name, parse_catalog, parse_dropped, to_verify
+from cachestore.files.table import Table, check_table, never_falls, offsets_of, open_table, parse_table_start, read_table
+
+FORMAT: Final = "cachestore-catalog"
+VERSION: Final = 1
+
+NO_KEY: Final = bytes(KEY_BYTES)
+NO_INPUT: Final = bytes(INPUT_BYTES)
+
+FACTS: Final[Mapping[str, int]] = {
+    "size": 2,
+    "bucket": 3,
+    "resized": 2,
+    "crop": 4,
+    "tokens": 1,
+    "weight": 1,
+    "coloured": 1,
+    "variant": 1,
+    "flip": 1,
+    "fps": 2,
+    "start": 1,
+}
+"""The facts of a cell, and how many numbers each has. In pixels: size (width, height), bucket (width, height, frames), resized (width,
+height), crop (left, top, right, bottom; of the resized picture). tokens: their count before truncation. variant: its number. flip: 1 if
+mirrored. Of masks: weight, 0 if nothing counts, 2 if all does, else 1; coloured, 1 if it is the luminance of colours. Of clips: fps
+(numerator, denominator), and start, the number of the first frame in its video at that rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one encoder made of one caption or image of a sample."""
+
+    key: Key | None = None
+    """None if encoding failed, or was not done yet."""
+    input: bytes = NO_INPUT
+    """SHA-256 of the input; for several inputs `inputs.combined_digest`."""
+    stat: tuple[int, int] = (-1, -1)
+    """The stat record of the input's file; for several `inputs.combined_stat`. -1 if there is no file, or if that proves nothing."""
+    facts: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """The cells of one encoder and role, in the order of rows."""
+
+    encoder: str
+    role: str
+    fingerprint: str
+    options: Mapping[str, Json]
+    """What else distinguishes this column from others of the encoder: resolution, bucket step, images shown beside captions."""
+    at: Sequence[int]
+    keys: Sequence[bytes]
+    inputs: Sequence[bytes]
+    stats: Sequence[int]
+    facts: Mapping[str, Sequence[int]]
+
+    def count(self, row: int) -> int:
+        """How many cells a row has."""
+        return self.at[row + 1] - self.at[row]
+
+    def row_keys(self, row: int) -> list[Key | None]:
+        """The keys of a row, with None for empty cells."""
+        raw = (self.keys[index] for index in range(self.at[row], self.at[row + 1]))
+        return [Key(key) if key != NO_KEY else None for key in raw]
+
+    def cell(self, index: int) -> Cell:
+        """The cell with this index in the column."""
+        raw = self.keys[index]
+        facts = {
+            name: tuple(n for n in values[index * FACTS[name] : (index + 1) * FACTS[name]] if n >= 0) for name, values in self.facts.items()
+        }
+        return Cell(
+            Key(raw) if raw != NO_KEY else None,
+            self.inputs[index],
+            (self.stats[2 * index], self.stats[2 * index + 1]),
+            {name: values for name, values in facts.items() if values},
+        )
+
+    def row_cells(self, row: int) -> list[Cell]:
+        """The cells of a row."""
+        return [self.cell(index) for index in range(self.at[row], self.at[row + 1])]
+
+
+def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str, Json], rows: Iterable[Sequence[Cell]]) -> KeyColumn:
+    """Make a key column from the cells of each row."""
+    listed = [list(row) for row in rows]
+    cells = [cell for row in listed for cell in row]
+    facts = {
+        name: [number for cell in cells for number in (*cell.facts.get(name, ()), *[-1] * width)[:width]]
+        for name, width in FACTS.items()
+        if any(name in cell.facts for cell in cells)
+    }
+    keys = [cell.key if cell.key is not None else NO_KEY for cell in cells]
+    inputs = [cell.input for cell in cells]
+    stats = [number for cell in cells for number in cell.stat]
+    return KeyColumn(encoder, role, fingerprint, options, list(offsets_of(map(len, listed))), keys, inputs, stats, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The rows of a catalog. `generation` and `digest` are known once it was read or published."""
+
+    name: str
+    request: Mapping[str, Json]
+    """By encoder, the options it was made with. Hints for `repair --refill`, such as the paths of DATA and the model. Not in the digest."""
+    recipes: Mapping[str, Recipe]
+    """By fingerprint, every recipe that a key column names."""
+    ids: Sequence[str]
+    captions_at: Sequence[int]
+    captions: Sequence[str]
+    images: Mapping[str, tuple[Sequence[int], Sequence[str]]]
+    """By role: where the references of each row start, and the references."""
+    extras: Sequence[str]
+    columns: tuple[KeyColumn, ...]
+    texts: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """How the captions were chosen from those in the source (`CaptionPolicy.encoding`). Empty: the first caption, unchanged."""
+    prompts: Sequence[tuple[str, str]] = ()
+    """(prompt, negative prompt) of each prompt for validation whose texts were encoded. Not in the digest: rows stay the same."""
+    generation: int = 0
+    listing: int = 0
+    """The listing number of its rows (`store/write/listing_numbers`); 0 if there was no store yet when they were listed."""
+    digest: str = ""
+    """Covers the rows and recipes, but not the request, times or the files' stat records."""
+    checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Checksums of the columns as they were read; empty for a catalog that was just built."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def row_captions(self, row: int) -> list[str]:
+        """The captions of a row."""
+        return [self.captions[index] for index in range(self.captions_at[row], self.captions_at[row + 1])]
+
+    def prompt_keys(self) -> Iterator[tuple[Key, str]]:
+        """The key of each text of the prompts, for each text encoder, with the text."""
+        texts = dict.fromkeys(text for pair in self.prompts for text in pair)
+        for column in self.columns if texts else ():
+            if column.role == CAPTION:
+                yield from ((caption_key(column.fingerprint, text), text) for text in texts)
+
+    def column(self, encoder: str, role: str) -> KeyColumn | None:
+        """The first key column of this encoder and role, or None."""
+        return next((column for column in self.columns if (column.encoder, column.role) == (encoder, role)), None)
+
+    def column_names(self) -> list[str]:
+        """The name of each key column: `encoder/role`, with `@resolution` if several columns share that name."""
+        names = [f"{column.encoder}/{column.role}" for column in self.columns]
+        return [
+            f"{name}@{column.options.get('resolution')}" if names.count(name) > 1 else name
+            for name, column in zip(names, self.columns, strict=True)
+        ]
+
+    def is_complete(self, row: int) -> bool:
+        """Whether every encoder succeeded for every cell of this row."""
+        return all(column.keys[index] != NO_KEY for column in self.columns for index in range(column.at[row], column.at[row + 1]))
+
+
+def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:
+    """Read and check a catalog; `io` as in `read_table`. Raises FormatError or FileNotFoundError."""
+    catalog = _parse(read_table(path, FORMAT, VERSION, io=io), path)
+    _check_home(catalog, path, generation)
+    _check_shape(catalog, path)
+    return catalog
+
+
+def read_stray(path: Path) -> Catalog:
+    """Read and check a catalog outside its folder. Raises FormatError, FileNotFoundError."""
+    catalog = _parse(read_table(path, FORMAT, VERSION), path)
+    _check_shape(catalog, path)
+    return catalog
+
+
+def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
+    """Open a catalog that another process read and checked; `digest` comes from there. Rows are read when they are used.
+
+    Takes next to no memory, however many rows there are. Raises as `read_catalog`, and FormatError for another catalog. Reading a row later
+    raises FormatError if the file was cut short meanwhile.
+    """
+    catalog = _parse(open_table(path, FORMAT, VERSION), path)
+    _check_home(catalog, path, generation)
+    if catalog.digest != digest:
+        raise FormatError(f"{path} is not the catalog that was opened before; run {to_verify(path)}")
+    return catalog
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStart:
+    """What the start of a catalog's file says."""
+
+    samples: int
+    digest: str
+    """As `Catalog.digest`."""
+    file_digest: str
+    """Of the whole file: only equal files have it."""
+
+
+def parse_catalog_start(start: bytes, size_bytes: int, name: str, generation: int, *, where: Path) -> CatalogStart:
+    """Return what the start of this generation's file says; the file has this size. Raises FormatError, also for another generation."""
+    table = parse_table_start(start, size_bytes, FORMAT, VERSION, where=where)
+    try:
+        named, number = _text(table.header["name"]), table.header["generation"]
+        [rows] = table.checksums["ids.offsets"][1]
+        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), table.digest)
+        is_home = (encode_name(named), number) == (encode_name(name), generation)
+    except (LookupError, TypeError, ValueError) as error:
+        raise FormatError(f"{where} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})") from error
+    if not is_home:
+        raise FormatError(f"{where} is generation {number!r} of {named!r}")
+    return found
+
+
+def check_catalog_copy(path: Path, expected: CatalogStart) -> None:
+    """Read a copy of a catalog, one piece at a time in memory. Raises FormatError if it is damaged or another one, FileNotFoundError."""
+    if check_table(path, FORMAT, VERSION) != expected.file_digest:
+        raise FormatError(f"{path} is a copy of another catalog")
+
+
+def _parse(table: Table, path: Path) -> Catalog:
+    header = table.header
+    try:
+        recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
+        catalog = Catalog(
+            name=_text(header["name"]),
+            request=dict(header["request"]),
+            recipes={recipe.fingerprint: recipe for recipe in recipes},
+            ids=table.strings("ids"),
+            captions_at=table.numbers("captions/at"),
+            captions=table.strings("captions"),
+            images={role: (table.numbers(f"images/{role}/at"), table.strings(f"images/{role}")) for role in map(_text, header["roles"])},
+            extras=table.strings("extras"),
+            columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
+            texts=dict(header.get("texts", {})),
+            prompts=tuple((_text(prompt), _text(negative)) for prompt, negative in header.get("prompts", ())),
+            generation=header["generation"],
+            listing=header["listing"],
+            digest=_text(header["digest"]),
+            checksums=table.checksums,
+        )
+        encode_name(catalog.name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(f"{path} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})", path) from error
+    if type(catalog.generation) is not int or type(catalog.listing) is not int:
+        raise damaged(f"{path} does not say which generation and listing it is", path)
+    return catalog
+
+
+def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
+    """Raise FormatError for the catalog of another data set or generation: its rows have other keys."""
+    if encode_name(catalog.name) != path.parent.name or catalog.generation != generation:
+        raise damaged(f"{path} is generation {catalog.generation} of {catalog.name!r}, but its folder and name say otherwise", path)
+
+
+def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
+    encoder, role, fingerprint = (_text(described[name]) for name in ("encoder", "role", "fingerprint"))
+    at, stats = table.numbers(f"{prefix}/at"), table.numbers(f"{prefix}/stat")
+    keys, inputs = table.digests(f"{prefix}/keys", KEY_BYTES), table.digests(f"{prefix}/inputs", INPUT_BYTES)
+    facts = {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS}
+    return KeyColumn(encoder, role, fingerprint, dict(described["options"]), at, keys, inputs, stats, facts)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _check_shape(catalog: Catalog, path: Path) -> None:
+    """Raise FormatError unless each list column covers exactly the rows. Otherwise a look-up could read the cells of another row."""
+    rows = len(catalog.ids)
+    lists = [(catalog.captions_at, len(catalog.captions)), *((at, len(values)) for at, values in catalog.images.values())]
+    lists += [(column.at, len(column.keys)) for column in catalog.columns]
+    fits = all(len(at) == rows + 1 and at[0] == 0 and at[-1] == total and never_falls(at) for at, total in lists)
+    cells = all(
+        len(column.inputs) == len(column.keys)
+        and len(column.stats) == 2 * len(column.keys)
+        and all(len(values) == FACTS[name] * len(column.keys) for name, values in column.facts.items())
+        for column in catalog.columns
+    )
+    if not (fits and cells and len(catalog.extras) == rows):
+        raise damaged(f"the columns of {path} do not have one row for each of its {plural(rows, 'sample')}", path)
+
+
+def list_names(layout: Layout) -> list[str]:
+    """The names of all data sets in a store."""
+    return [name for name in map(decode_name, names_in(layout.catalogs)) if name is not None]
+
+
+def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
+    """Return the error for a name that no data set has; `names` are those that there are."""
+    there = first_of(map(repr, sorted(names))) or "none"
+    lists = layout.command("stats")
+    none = f"{layout.root} has no data set {name!r}"
+    return BadInput(f"{none}; it has {there} ({lists} lists them){did_you_mean(name, names)}", option="name")
+
+
+def list_generations(layout: Layout, name: str) -> list[int]:
+    """The generations of a data set, oldest first."""
+    return sorted(n for n in map(parse_catalog, names_in(layout.catalog_folder(name))) if n is not None)
+
+
+def last_generation(layout: Layout, name: str) -> int:
+    """The highest number of any generation of a data set, dropped ones included; 0 if there was none. Numbers are never used again."""
+    names = names_in(layout.catalog_folder(name))
+    return max((n for parse in (parse_catalog, parse_dropped) for n in map(parse, names) if n is not None), default=0)
+
+
+def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:
+    """The newest catalog of a data set that can be read, or None."""
+    for generation in reversed(list_generations(layout, name)):
+        with suppress(FormatError, OSError):
+            return read_catalog(layout.catalog(name, generation), generation=generation, io=io)
+    return None

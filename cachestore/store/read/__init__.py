@@ -1,0 +1,1 @@
+"""What a store holds now, and reading it."""

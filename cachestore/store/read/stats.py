@@ -1,0 +1,94 @@
+"""Count what is in a store, from catalogs, index, names and headers. Reads no value."""
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from cachestore.core.keys import Json
+from cachestore.core.words import in_short
+from cachestore.files.marker import check_for_reading
+from cachestore.files.opening import names_in
+from cachestore.files.paths import Layout, parse_recipe
+from cachestore.store.format.catalog import Catalog, list_names, newest_catalog
+from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
+
+_ROWS: Final = 10_000
+"""How many rows are looked up at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogStats:
+    """Counts of a data set's newest catalog."""
+
+    name: str
+    generation: int
+    samples: int
+    complete: int
+    """Samples for which every encoder succeeded and all entries are present."""
+    columns: tuple[str, ...]
+    """The name of each key column: `encoder/role`, with `@resolution` if there are several."""
+    prompts: int = 0
+    """Prompts for validation whose texts were encoded."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoreStats:
+    """Counts of a store."""
+
+    entries: int
+    segments: int
+    bytes: int
+    generation: int
+    """Number of the index, -1 without one."""
+    recipes: tuple[str, ...]
+    catalogs: tuple[CatalogStats, ...]
+
+    __repr__ = in_short
+
+    def as_json(self) -> dict[str, Json]:
+        """The object that `cachestore stats --json` prints."""
+        return asdict(self)
+
+
+def stats(path: str | Path) -> StoreStats:
+    """Count a store's entries, segments and bytes, and list recipes and catalogs. Raises StoreNotFound, FormatError."""
+    layout = open_layout(Layout.at(path))
+    # Catalogs are published after the segments that they need, so they are read first.
+    newest = newest_catalogs(layout)
+    recipes = [fingerprint for fingerprint in map(parse_recipe, names_in(layout.recipes)) if fingerprint]
+    with closing(load_snapshot(layout)) as snapshot:
+        found = count_snapshot(snapshot, newest, recipes)
+    check_for_reading(layout)
+    return found
+
+
+def newest_catalogs(layout: Layout) -> list[Catalog]:
+    """Return the newest readable catalog of each data set."""
+    return [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
+
+
+def count_snapshot(snapshot: Snapshot, catalogs: Iterable[Catalog], recipes: Iterable[str]) -> StoreStats:
+    """Count the entries, segments and bytes of a snapshot, and the samples of these catalogs."""
+    segments = snapshot.segments()
+    return StoreStats(
+        entries=len(snapshot),
+        segments=len(segments),
+        bytes=sum(ref.size_bytes for ref in segments),
+        generation=snapshot.generation,
+        recipes=tuple(recipes),
+        catalogs=tuple(_count(catalog, snapshot) for catalog in catalogs),
+    )
+
+
+def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
+    complete = 0
+    for start in range(0, len(catalog), _ROWS):
+        rows = [
+            [key for column in catalog.columns for key in column.row_keys(row)] for row in range(start, min(start + _ROWS, len(catalog)))
+        ]
+        asked = [key for keys in rows for key in keys if key is not None]
+        there = {key for key, locations in zip(asked, snapshot.find(asked), strict=True) if locations}
+        complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which `there` never has
+    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()), len(catalog.prompts))

@@ -1,0 +1,1 @@
+"""Appending, committing, and publishing catalogs."""

@@ -1,0 +1,126 @@
+"""Write catalogs: encode them, and publish them under a free generation. Reading is in `catalog`, which trainers load."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, canonical
+from cachestore.files.checksum import Buffer, digest_of
+from cachestore.files.failpoints import failpoint
+from cachestore.files.paths import Layout
+from cachestore.files.publish import publish
+from cachestore.files.records import encode_record
+from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
+from cachestore.store.format.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation
+
+DROPPED_FORMAT: Final = "cachestore-dropped"
+DROPPED_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A catalog as it will be on disk, without its generation."""
+
+    catalog: Catalog
+    header: Mapping[str, Any]
+    columns: Mapping[str, Column]
+
+    @property
+    def digest(self) -> str:
+        """The digest of rows and recipes."""
+        return self.header["digest"]
+
+    def chunks(self, generation: int) -> list[Buffer]:
+        """The bytes of the file. They contain the generation as the name does, so that a renamed file is noticed."""
+        header = {**self.header, "generation": generation, "listing": self.catalog.listing}
+        return encode_table(FORMAT, VERSION, header, self.columns)
+
+    def is_same_as(self, other: Catalog) -> bool:
+        """Whether another catalog has the same rows, recipes, prompts and stat records."""
+        is_same = other.digest == self.digest and tuple(other.prompts) == tuple(self.catalog.prompts)
+        return is_same and _stats(other) == _stats(self.catalog)
+
+
+def _stats(catalog: Catalog) -> list[Column]:
+    return [number_column(column.stats) for column in catalog.columns]
+
+
+def draft_of(catalog: Catalog) -> Draft:
+    """Encode the header and columns of a catalog. Writes no file."""
+    columns: dict[str, Column] = {
+        **string_columns("ids", catalog.ids),
+        "captions/at": number_column(catalog.captions_at),
+        **string_columns("captions", catalog.captions),
+        **string_columns("extras", catalog.extras),
+    }
+    for role, (at, references) in catalog.images.items():
+        columns |= {f"images/{role}/at": number_column(at), **string_columns(f"images/{role}", references)}
+    for number, column in enumerate(catalog.columns):
+        columns |= _encode_column(f"key/{number}", column)
+    header: dict[str, Any] = {
+        "name": catalog.name,
+        "request": dict(catalog.request),
+        "recipes": [recipe.as_json() for _fingerprint, recipe in sorted(catalog.recipes.items())],
+        "roles": list(catalog.images),
+        "columns": [
+            {
+                "encoder": column.encoder,
+                "role": column.role,
+                "fingerprint": column.fingerprint,
+                "options": dict(column.options),
+                "facts": list(column.facts),
+            }
+            for column in catalog.columns
+        ],
+    }
+    if catalog.texts:
+        header["texts"] = dict(catalog.texts)
+    if catalog.prompts:
+        header["prompts"] = [list(pair) for pair in catalog.prompts]
+    header["digest"] = _digest(header, columns)
+    return Draft(catalog, header, columns)
+
+
+def _encode_column(prefix: str, column: KeyColumn) -> dict[str, Column]:
+    return {
+        f"{prefix}/at": number_column(column.at),
+        f"{prefix}/keys": digest_column(column.keys, width=KEY_BYTES),
+        f"{prefix}/inputs": digest_column(column.inputs, width=INPUT_BYTES),
+        f"{prefix}/stat": number_column(column.stats, width=2),
+        **{f"{prefix}/{name}": number_column(values, width=FACTS[name]) for name, values in column.facts.items()},
+    }
+
+
+def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
+    described = {name: header[name] for name in ("name", "recipes", "roles", "columns", "texts") if name in header}
+    rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
+    return digest_of([canonical(described), canonical(rows)])
+
+
+def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
+    """Publish a catalog as generation `after` + 1 of its data set. Raises WriteFailed.
+
+    Returns False if that generation already exists: compare with it before you try again.
+    """
+    catalog, generation = draft.catalog, after + 1
+    failpoint("catalog.before_publish")
+    published = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)
+    failpoint("catalog.after_publish")
+    return published
+
+
+def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:
+    """Publish a lost generation again under its number. Returns False, and publishes nothing, if the digest differs."""
+    draft = draft_of(catalog)
+    if draft.digest == digest:
+        publish_draft(layout, draft, after=generation - 1)
+    return draft.digest == digest
+
+
+def mark_dropped(layout: Layout, name: str) -> None:
+    """Record the highest generation of a data set, durably. So no number is used again: a pinned one never means another catalog."""
+    generation = last_generation(layout, name)
+    if generation == 0:
+        return
+    record = encode_record(DROPPED_FORMAT, DROPPED_VERSION, {"generation": generation})
+    publish(layout, layout.dropped(name, generation), [record], read_only=True)

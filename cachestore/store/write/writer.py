@@ -1,0 +1,133 @@
+"""A store that can be written: a Reader with `writer` and `commit`. It belongs to one process."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from cachestore.core.arguments import as_mapping, as_path, as_word
+from cachestore.core.errors import CacheStoreError
+from cachestore.core.keys import Json, Key
+from cachestore.core.tensors import to_raw
+from cachestore.files.paths import Access, Mode
+from cachestore.store.format.segment import SegmentContents
+from cachestore.store.read.fetch import Io, Verify
+from cachestore.store.read.reader import AnyKey, Reader
+from cachestore.store.write.append import Acknowledged, Appender
+from cachestore.store.write.commit import commit, create_store
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Writer:
+    """Puts values of your own. The end of the `with` block appends them: durable, acknowledged and readable here.
+
+    If the block raises, values that are not yet published are discarded. Published ones stay.
+    """
+
+    def __init__(self, store: "Store", take_newer: Callable[[Mapping[str, SegmentContents]], None]) -> None:
+        """`take_newer` refreshes the store, given the contents of segments that were published here."""
+        self._store = store
+        self._take_newer = take_newer
+        self._appender = Appender(store.layout)
+        self._published: list[Acknowledged] = []
+
+    def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
+        """Collect an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
+
+        Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published, CacheStoreError for a closed store.
+        """
+        _ = self._store.snapshot
+        named = as_mapping("tensors", tensors, "a mapping from names to tensors")
+        value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
+        self._published += self._appender.put(Key.parse(key), to_raw(named), value)
+
+    def __enter__(self) -> "Self":
+        self._appender.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Publish what is collected, unless the block raised."""
+        try:
+            if kind is None:
+                self._published += self._appender.close_segment()
+            else:
+                self._appender.discard()
+        finally:
+            self._appender.__exit__(kind, error, trace)
+        self._take_newer({segment.digest: segment.contents for segment in self._published})
+
+
+class Store(Reader):
+    """An open store. With `mode="a"` it can be written."""
+
+    def __init__(
+        self, path: str | Path, *, mode: Literal["r", "a"] = "r", verify: Verify = "first", io: Io = "pread", access: Mode | None = None
+    ) -> None:
+        """Open a store; `mode="a"` makes one if there is none. Raises StoreNotFound, BadInput, FormatError."""
+        as_word("mode", mode, ("r", "a"))
+        if mode == "a":
+            create_store(as_path("path", path), mode=access)
+        self.mode: Literal["r", "a"] = mode
+        self._pid = os.getpid()
+        super().__init__(path, verify=verify, io=io)
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.layout.root)!r}, mode={self.mode!r})"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the same store for reading in another process."""
+        self.mode = "r"
+        self._pid = os.getpid()
+        super().__setstate__(state)
+
+    def writer(self) -> Writer:
+        """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
+        self._check_writable()
+        return Writer(self, self._take_newer)
+
+    def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
+        """Store one value, as `Writer.put` takes it. When this returns, it is durable, acknowledged and readable here.
+
+        Each call makes a segment: for many values `writer()` is much faster. Raises as `Writer.put` and `writer`.
+        """
+        with self.writer() as writer:
+            writer.put(key, tensors, meta)
+
+    def commit(self) -> None:
+        """Publish an index of all that is there, so that others open the store fast. Does nothing when nothing is new."""
+        self._check_writable()
+        self._replace(lambda before: commit(self.layout, snapshot=before))
+
+    def _check_writable(self) -> None:
+        if self.mode != "a" or self._pid != os.getpid():
+            raise CacheStoreError(f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes')
+        _ = self.snapshot  # raises if it is closed
+
+
+def open_store(
+    path: str | Path,
+    mode: Literal["r", "a"] = "r",
+    *,
+    verify: Verify = "first",
+    io: Io = "pread",
+    access: Access | None = None,
+) -> Store:
+    """Open a store: `cachestore.open`.
+
+    Args:
+        path: the store's folder.
+        mode: "r" to read one that exists, "a" to read and append, making it if needed.
+        verify: check each entry against its checksum the "first" time it is read here, "always" or "never".
+        io: "pread" copies into new buffers; "mmap" returns views, and a file that is cut short then kills the process (SIGBUS).
+        access: who may write the store, if this call makes it: "private", its owner, or "group". By default taken over from its
+            folder: "group" if that hands its group on (setgid) and the umask lets the group write.
+
+    Raises:
+        StoreNotFound: with mode "r", if there is none.
+        FormatError: the store was written by a newer version.
+        BadInput: another mode; with mode "a", another access than the store has, or a folder that holds something else.
+    """
+    return Store(path, mode=mode, verify=verify, io=io, access=Mode.asked(access))

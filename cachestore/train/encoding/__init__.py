@@ -1,0 +1,1 @@
+"""Encoding what is missing while a training reads."""

@@ -1,0 +1,367 @@
+"""What a data set returns from its catalog: rows, columns, the caption and variant of each sample in an epoch, and their keys.
+
+Reads no entry; `rows` does.
+"""
+
+import json
+import operator
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple, SupportsIndex
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cachestore.core import system
+from cachestore.core.arguments import as_text, refuse
+from cachestore.core.batch_shapes import SIZES, LatentsAs
+from cachestore.core.captions import CaptionPolicy
+from cachestore.core.errors import BadInput, FormatError, MissingEntry
+from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
+from cachestore.core.keys import Key, Recipe, digest_parts
+from cachestore.core.samples import MASK
+from cachestore.core.words import plural
+from cachestore.files.paths import Layout
+from cachestore.files.table import take
+from cachestore.store.format.catalog import Catalog, open_catalog
+from cachestore.train.columns import NO_EXTRAS, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, variant_keys
+from cachestore.train.epoch import Epoch
+from cachestore.train.latents import check_form
+from cachestore.train.order import turn_of
+from cachestore.train.wanted import (
+    LATENTS,
+    TextColumn,
+    chosen_fields,
+    condition_columns,
+    mask_column,
+    shown_columns,
+    text_columns,
+    trained_column,
+    variants_of,
+)
+
+SAMPLE_ID: Final = "sample_id"
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """The options with which a data set was opened."""
+
+    layout: Layout
+    """The store's layout."""
+    name: str
+    generation: int
+    latents: LatentsAs
+    seed: int
+    is_pinned: bool
+    captions: CaptionPolicy | None
+    fields: frozenset[str] | None
+    resolution: int | None = None
+    """None if there is only one."""
+    selection: NDArray[np.int64] | None = None
+    """Indices of the chosen samples among the complete ones; None for all."""
+    dtype: torch.dtype | None = None
+    """The dtype of floating point tensors; None for the stored one."""
+
+    @property
+    def called(self) -> str:
+        """The data set's name and store, for messages."""
+        return called(self.layout, self.name)
+
+
+def called(layout: Layout, name: str) -> str:
+    """The name of a data set and its store, for messages."""
+    return f"the data set {name!r} of {layout.shown}"
+
+
+class Chosen(NamedTuple):
+    """The samples of a batch, by column."""
+
+    rows: Sequence[int]
+    ids: list[str]
+    texts: Sequence[int | None]
+    """Index of the caption of each sample in an epoch; None for the empty one."""
+    variants: Sequence[int]
+    """Number of the picture's variant for each sample."""
+
+
+class Selection:
+    """The rows and columns of one catalog that a data set returns."""
+
+    def __init__(
+        self, catalog: Catalog, complete: NDArray[np.int64], options: DataOptions, epoch: Epoch, *, stacked: frozenset[str] | None = None
+    ) -> None:
+        """Select from the `complete` rows, for which every encoder succeeded. `stacked` is None if not known yet."""
+        self.options = options
+        self.epoch = epoch
+        self.catalog = catalog
+        self.complete = complete
+        self.rows = complete if options.selection is None else complete[options.selection]
+        self.row_numbers: memoryview[int] = self.rows.data
+        """The same rows, faster to read a few at a time."""
+        resolution, form = options.resolution, options.latents
+        self.pictures = trained_column(catalog, resolution, form)
+        """The column that buckets come from, even if it is not returned."""
+        texts, pictures, shown = text_columns(catalog), self.pictures, shown_columns(catalog, resolution, form)
+        masks, (conditions, embeds) = mask_column(catalog, resolution, pictures), condition_columns(catalog, resolution)
+        made = {name for name, column in ((LATENTS, pictures), (MASK, masks)) if column is not None}
+        self.fields = chosen_fields([*texts, *embeds], made | {one.name for one in (*shown, *conditions)}, options.fields)
+        self.texts = self._returned(texts)
+        self.embeds = self._returned(embeds)
+        """Embeddings of images, whose variants are those of the picture or video."""
+        self.latents = pictures if LATENTS in self.fields else None
+        self.conditions = [one for one in conditions if one.name in self.fields]
+        self.shown = [one for one in shown if one.name in self.fields]
+        """Latents of control images and references, of which a sample may have several."""
+        self.masks = masks if MASK in self.fields else None
+        self.variants = variants_of(catalog, pictures, resolution)
+        """Number of variants of each picture, or of clips of each video; an array by row if these differ."""
+        check_form(None if self.latents is None else self.latents.block, form)
+        if stacked is None:
+            own = pictures.column if pictures is not None else None
+            stacked = frozenset(one.name for one in self.shown if is_one_a_bucket(one.column, own, self.rows))
+        self.stacked = stacked
+        """The names of `shown` of which each sample has exactly one, so that they can be stacked."""
+        self.has_extras = has_extras(catalog.extras)
+        self.encoded = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+
+    def handed_over(self) -> dict[str, Any]:
+        """What `taken_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
+        complete = None if len(self.complete) == len(self.catalog) else self.complete
+        return {
+            "options": self.options,
+            "epoch": self.epoch,
+            "digest": self.catalog.digest,
+            "complete": complete,
+            "stacked": self.stacked,
+        }
+
+    @classmethod
+    def taken_over(cls, state: Mapping[str, Any], layout: Layout) -> "Selection":
+        """Open the same catalog. It was checked already, so rows are read when they are used. Raises FormatError for another catalog."""
+        options: DataOptions = state["options"]
+        path = layout.catalog(options.name, options.generation)
+        catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
+        complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
+        return cls(catalog, complete, options, state["epoch"], stacked=state["stacked"])
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """By encoder, the recipes of the returned tensors."""
+        returned = (*self.texts, self.latents, *self.conditions, *self.embeds, *self.shown)
+        return {part.column.encoder: self.catalog.recipes[part.column.fingerprint] for part in returned if part is not None}
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether samples have lists of control latents or references, as not each has exactly one."""
+        return any(one.name not in self.stacked for one in self.shown)
+
+    def _returned(self, columns: Sequence[TextColumn]) -> list[TextColumn]:
+        return [replace(one, block=one.block.only(self.fields)) for one in columns if set(one.block.fields()) & self.fields]
+
+    def only(self, indices: NDArray[np.int64]) -> "Selection":
+        """The samples at these indices, with their own epoch. Controls keep the form of the whole, so that parts can be mixed."""
+        chosen = indices if self.options.selection is None else self.options.selection[indices]
+        options = replace(self.options, selection=chosen)
+        return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), stacked=self.stacked)
+
+    def cast(self, dtype: torch.dtype | None) -> "Selection":
+        """The same samples in another dtype, with the same epoch."""
+        options = replace(self.options, dtype=dtype)
+        return Selection(self.catalog, self.complete, options, self.epoch, stacked=self.stacked)
+
+    def check_captions(self, holds: Callable[[Key], bool]) -> None:
+        """Check that the policy needs only encoded captions. Raises BadInput, MissingEntry, FormatError."""
+        policy = self.options.captions
+        if policy is None or not len(self.rows):
+            return
+        if difference := policy.differs_from(self.encoded):
+            raise BadInput(
+                f"the caption policy needs texts that were not encoded: {difference}; run `cachestore precompute` (or `cs.precompute`)"
+                " again with this policy as captions=, which encodes only what is new",
+                option="captions",
+            )
+        if any(list(text.column.at) != list(self.catalog.captions_at) for text in self.texts):
+            raise FormatError("it does not have one entry for each caption; run `cachestore precompute` again")
+        if policy.dropout:
+            self.check_alone()
+        if policy.dropout and not all(holds(key_of_caption(text, "")) for text in self.texts):
+            raise MissingEntry(
+                "the caption policy drops captions, but the empty caption is not encoded; run `cachestore precompute` with it as --captions"
+            )
+
+    def check_alone(self) -> None:
+        """Raise BadInput if text encoders saw each sample's pictures, so that captions have no embeddings of their own."""
+        if not any(IMAGES in text.column.options for text in self.texts):
+            return
+        raise BadInput(
+            "its text encoder saw each sample's own pictures, so captions have no embeddings without them; to use other captions,"
+            " such as empty ones, encode a manifest that has them instead of the samples' own, under another --name"
+        )
+
+    @property
+    def digest(self) -> str:
+        """As `CachedDataset.digest`."""
+        options, digest = self.options, self.catalog.digest
+        if options.resolution is not None:
+            digest = digest_parts("cachestore-resolution", digest, str(options.resolution)).hex()
+        if options.selection is not None:
+            digest = digest_parts("cachestore-selection", digest, options.selection.astype("<i8").tobytes()).hex()
+        return digest
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the values of its samples, by name, as JSON."""
+        options = self.options
+        policy = None if options.captions is None else {one.name: getattr(options.captions, one.name) for one in fields(options.captions)}
+        return {
+            "digest": self.digest,
+            "resolution": options.resolution,
+            "captions": policy,
+            "latents": options.latents,
+            "fields": sorted(self.fields),
+            "dtype": None if options.dtype is None else str(options.dtype),
+            "seed": options.seed,
+        }
+
+    def source_weights(self) -> tuple[list[float], list[list[int]]]:
+        """As `CachedDataset.source_weights`."""
+        indices: dict[tuple[str, float], list[int]] = {}
+        rows: list[int] = self.rows.tolist()
+        for index, row in enumerate(rows):
+            extras: Mapping[str, Any] = json.loads(self.catalog.extras[row])
+            weight = extras.get(SOURCE_WEIGHT, 1.0)  # a manifest may have a column of this name, with any value
+            owner = str(extras.get(SOURCE, "")), weight if isinstance(weight, float) and weight >= 0 else 1.0
+            indices.setdefault(owner, []).append(index)
+        return [weight for _source, weight in indices], list(indices.values())
+
+    def rows_at(self, wanted: Sequence[SupportsIndex]) -> list[int]:
+        """The rows of these samples. Raises IndexError if there is no such sample, BadInput if it is not an index."""
+        rows = self.row_numbers
+        indices: list[int] = []
+        try:
+            indices += map(operator.index, wanted)
+            return list(map(rows.__getitem__, indices))
+        except TypeError:
+            for index in wanted:
+                index_in(index, len(rows))  # raises, and names it
+            raise
+        except IndexError:
+            count = len(rows)
+            outside = next(index for index in indices if not -count <= index < count)
+            raise IndexError(f"{self.options.called} has {plural(count, 'sample')}, but none at {outside}: the first is at 0") from None
+
+    @cached_property
+    def ids(self) -> Sequence[str]:
+        """The samples' ids, in order."""
+        rows: list[int] = self.rows.tolist()
+        return [self.catalog.ids[row] for row in rows]
+
+    @cached_property
+    def _indices(self) -> Mapping[str, int]:
+        return {sample_id: len(self.ids) - index for index, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
+
+    def index_of(self, sample_id: str) -> int:
+        """The index of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed on."""
+        normal = unicodedata.normalize("NFC", as_text("sample_id", sample_id))
+        if normal in self._indices:
+            return self._indices[normal]
+        row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
+        if row is not None and not self.catalog.is_complete(row):
+            command = self.options.layout.command(f"why {system.quoted(normal)}")
+            raise MissingEntry(
+                f"sample {sample_id!r} of {self.options.called} could not be encoded completely; run {command} for the reason"
+            )
+        whose = "this part of " if self.options.selection is not None else ""
+        listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
+        raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
+
+    def choose(self, rows: Sequence[int], epoch: int | None = None) -> Chosen:
+        """The ids, captions and variants of these rows in an epoch, by default the data set's."""
+        ids = take(self.catalog.ids, rows)
+        epoch = self.epoch.get() if epoch is None else epoch
+        policy, at, seed = self.options.captions, self.catalog.captions_at, self.options.seed
+        texts: list[int | None] = [0] * len(rows)
+        if policy is not None:
+            texts = [
+                policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
+                for row, sample_id in zip(rows, ids, strict=True)
+            ]
+        if isinstance(self.variants, int) and self.variants == 1:
+            return Chosen(rows, ids, texts, [0] * len(rows))
+        each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
+        turns = [turn_of(variants, epoch, "views", str(seed), sample_id) for variants, sample_id in zip(each, ids, strict=True)]
+        return Chosen(rows, ids, texts, turns)
+
+    def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:
+        """For each row, the keys of the returned columns: texts, latents, masks, conditions, embeds, shown images. None without a cell."""
+        columns = [part.column for part in (self.latents, self.masks, *self.conditions, *self.embeds) if part is not None]
+        rows: list[list[Key | None]] = []
+        for row, _id, text, variant in zip(*chosen, strict=True):
+            keys = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
+            keys += [next(iter(variant_keys(column, [row], [variant])), None) for column in columns]
+            rows.append([*keys, *(key for one in self.shown for key in control_keys(one.column, row, variant))])
+        return rows
+
+    def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
+        """The key of the chosen caption of each row, or of the empty caption. Skips rows without captions."""
+        column = texts.column
+        if self.options.captions is None:
+            return variant_keys(column, rows, [0] * len(rows))
+        having = [(row, text) for row, text in zip(rows, chosen, strict=True) if column.count(row)]
+        return [key_of_caption(texts, "") if text is None else Key(column.keys[column.at[row] + text]) for row, text in having]
+
+    def captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
+        """The captions of the embeddings."""
+        at = self.catalog.captions_at
+        firsts = [at[row] for row in rows]
+        if self.options.captions is None and all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
+            return take(self.catalog.captions, firsts)
+        found = zip(map(self.catalog.row_captions, rows), chosen, strict=True)
+        return [captions[text] if text is not None and captions else "" for captions, text in found]
+
+    def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        """The extra columns of each sample; empty if none has any. Raises BadInput for a name that the batch uses itself."""
+        texts = take(self.catalog.extras, rows)
+        if all(text == NO_EXTRAS for text in texts):
+            return ()
+        found: list[dict[str, Any]] = [json.loads(text) for text in texts]
+        taken = {*made, *SIZES, *(name for text in (*self.texts, *self.embeds) for name in text.block.names())}
+        for row, extras in zip(rows, found, strict=True):
+            if clash := sorted(taken.intersection(extras)):
+                raise BadInput(
+                    f"sample {self.catalog.ids[row]!r} has its own column {clash[0]!r}, but a batch uses that name itself; rename"
+                    " the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
+                )
+        return found
+
+    @cached_property
+    def groups(self) -> Mapping[Bucket, Sequence[int]]:
+        """By bucket, the indices of its samples, in order."""
+        if len(self.rows) == 0:
+            return {}
+        if self.pictures is None:
+            return {(): list(range(len(self.rows)))}
+        return bucket_groups(self.pictures.column, self.rows)
+
+
+def key_of_caption(texts: TextColumn, caption: str) -> Key:
+    """The key of a caption for this text encoder, encoded or not."""
+    return caption_key(texts.column.fingerprint, caption)
+
+
+def _encoded_for(catalog: Catalog) -> CaptionPolicy:
+    """The policy with which a catalog was encoded. If it is not recorded: "all" if a sample has several captions, else "first"."""
+    has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
+    return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
+
+
+def index_in(index: SupportsIndex, count: int) -> int:
+    """Turn an index into one from 0 on; negative ones count from the end. Raises IndexError, which ends a loop over a sequence."""
+    try:
+        return range(count)[operator.index(index)]
+    except TypeError:
+        refuse("an index of the data set", "a whole number (for an id, data.index(sample_id))", index)

@@ -1,0 +1,183 @@
+"""`fill`: keys and an encoder of the caller's."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+import cachestore as cs
+from cachestore.care.verify import verify
+from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
+from tests import fakes
+from tests.fakes import FakeEncoder, asks_for, captions, encode, fill_with, holds, names
+
+
+def test_filling_with_nothing_is_complete_and_calls_nobody(root):
+    with cs.open(root, mode="a") as store:
+        report = cs.fill(store, [], lambda batch: pytest.fail("called"))
+    assert (report.complete, report.wanted, report.samples, report.encoded) == (True, 0, 0, 0)
+    assert verify(root).ok
+
+
+def test_fill_shows_the_new_entries_in_the_store_that_was_filled(root):
+    with cs.open(root, mode="a") as store:
+        report = fill_with(store, "a", "b")
+        assert store.get(cs.key("a"), as_numpy=True)["value"].tobytes() == bytes(cs.key("a"))
+        assert len(store) == 2
+    assert (report.complete, report.wanted, report.encoded, report.encoded_here) == (True, 2, 2, 2)
+
+
+def test_a_second_fill_calls_nobody(root):
+    with cs.open(root, mode="a") as store:
+        fill_with(store, "a", "b")
+        report = fill_with(store, "a", "b", function=lambda batch: pytest.fail("called"))
+    assert (report.encoded, report.reused, report.encoded_here) == (0, 2, 0)
+
+
+def test_of_equal_keys_the_first_item_counts(root):
+    seen = []
+
+    def look(batch):
+        seen.extend(item for _key, item in batch)
+        return encode(batch)
+
+    with cs.open(root, mode="a") as store:
+        report = cs.fill(store, [(cs.key("a"), "first"), (cs.key("a"), "second")], look)
+    assert seen == ["first"]
+    assert report.wanted == 1
+
+
+def test_keys_may_come_and_go_in_any_form(root):
+    def answer(batch):
+        return {str(key) if number else bytes(key): value for number, (key, value) in enumerate(encode(batch).items())}
+
+    with cs.open(root, mode="a") as store:
+        report = cs.fill(store, [(str(cs.key("a")), 1), (bytes(cs.key("b")), 2)], answer)
+    assert report.complete
+    assert holds(root, ["a", "b"])
+
+
+def test_items_of_one_call_share_their_group_and_are_at_most_a_batch(root):
+    calls = []
+
+    def look(batch):
+        calls.append([item for _key, item in batch])
+        return encode(batch)
+
+    with cs.open(root, mode="a") as store:
+        fill_with(store, *names(25), function=look, batch_size=4, group_by=lambda name: int(name[5:]) % 3)
+    assert all(len(call) <= 4 and len({int(name[5:]) % 3 for name in call}) == 1 for call in calls)
+    assert sorted(name for call in calls for name in call) == sorted(names(25))
+
+
+def test_a_report_tells_how_busy_each_stage_was_over_all_workers_and_nothing_where_nothing_was_done(root):
+    first = fakes.run(root, captions("a", "b"), FakeEncoder(), threads=2)
+    assert set(first.stages) == {"read", "prepare", "encode", "append", "limiting"}
+    assert sum(first.stages["append"].values()) > 0
+    assert fakes.run(root, captions("a", "b"), FakeEncoder()).stages == {}
+
+
+def test_fill_calls_in_the_callers_thread(root):
+    seen = set()
+
+    def look(batch):
+        seen.add(threading.get_ident())
+        return encode(batch)
+
+    with cs.open(root, mode="a") as store:
+        fill_with(store, *names(40), function=look)
+    assert seen == {threading.get_ident()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 0}, {"batch_size": -1}, {"rank": 0}, {"rank": 2, "world_size": 2}, {"max_failures": "some"}, {"max_failures": -1}],
+)
+def test_options_that_cannot_be_used_are_refused_before_anything_is_encoded(root, options):
+    with cs.open(root, mode="a") as store, pytest.raises(BadInput):
+        fill_with(store, "a", function=lambda batch: pytest.fail("called"), **options)
+
+
+def test_a_malformed_key_is_refused(root):
+    with cs.open(root, mode="a") as store, pytest.raises(BadInput):
+        cs.fill(store, [("no key", 1)], encode)
+
+
+def test_a_store_opened_for_reading_cannot_be_filled(root):
+    cs.open(root, mode="a").close()
+    with cs.open(root) as store, pytest.raises(BadInput, check=asks_for("store")):
+        fill_with(store, "a")
+
+
+def test_a_failure_is_in_the_report_and_with_strict_an_error(root):
+    def refuse(batch):
+        if any(item == "bad" for _key, item in batch):
+            raise ValueError("no value for bad")
+        return encode(batch)
+
+    with cs.open(root, mode="a") as store:
+        report = fill_with(store, "a", "bad", "b", function=refuse)
+        assert (report.complete, report.failed, report.encoded) == (False, 1, 2)
+        assert "no value for bad" in report.failures[0]["reason"]
+        assert report.failures[0]["sample"] == str(cs.key("bad"))
+        assert fill_with(store, "a", "bad", "b", function=refuse, max_failures=1).complete
+        with pytest.raises(EncodeFailed):
+            fill_with(store, "a", "bad", "b", function=refuse, strict=True)
+
+
+def test_fill_tells_how_far_all_ranks_are_in_the_callers_thread_and_at_the_end(root):
+    reported, threads = [], set()
+
+    def tell(counts):
+        reported.append(counts)
+        threads.add(threading.get_ident())
+
+    with cs.open(root, mode="a") as store:
+        report = fill_with(store, *names(40), on_progress=tell)
+    assert threads == {threading.get_ident()}
+    counts = {"plan": report.plan, "pass": 1, "reused": 0, "encoded": 40, "failed": 0, "total": 40, "done": 40, "doing": ""}
+    assert reported[-1] == {**counts, "rate": None, "seconds_left": 0.0}
+
+
+def test_what_contradicts_itself_in_the_environment_is_reported_once(root, monkeypatch, caplog):
+    monkeypatch.setattr("cachestore.jobs.start.ranks._reported", set())
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with cs.open(root, mode="a") as store:
+        for number in range(2):
+            assert fill_with(store, f"name {number}").complete
+    assert [record.levelname for record in caplog.records if "rank None of 4" in record.getMessage()] == ["WARNING"]
+
+
+def test_a_new_pass_tries_failures_again(root):
+    with cs.open(root, mode="a") as store:
+        assert fill_with(store, "a", function=lambda batch: {}).failed == 1
+        assert fill_with(store, "a").complete
+
+
+def test_a_cancelled_fill_goes_on_from_there(root):
+    stop, made = threading.Event(), []
+
+    def count(batch):
+        made.extend(item for _key, item in batch)
+        if len(made) >= 8:
+            stop.set()
+        return encode(batch)
+
+    with cs.open(root, mode="a") as store:
+        with pytest.raises(Incomplete):
+            fill_with(store, *names(40), function=count, batch_size=4, cancel=stop)
+        assert len(made) == 8
+        report = fill_with(store, *names(40), function=count)
+    assert Counter(made) == Counter(names(40))
+    assert (report.wanted, report.encoded, report.encoded_here) == (40, 40, 32)
+
+
+def test_torch_tensors_and_arrays_may_be_returned_but_torch_is_not_imported(tmp_path):
+    source = """
+import sys, numpy, cachestore as cs
+with cs.open(sys.argv[1], mode="a") as store:
+    cs.fill(store, [(cs.key("a"), 1)], lambda batch: {key: {"x": numpy.ones(3)} for key, _ in batch})
+print([name for name in ("torch", "transformers", "diffusers") if name in sys.modules])
+"""
+    out, err = fakes.program(source, tmp_path / "store").communicate(timeout=50)
+    assert out == "[]\n", err
