@@ -563,9 +563,9 @@ def warm_up():
 
     for name in ("filelock._soft", "lmdb", "numpy.ma", "PIL.ImageOps", "cachestore.store.write.writer", "cachestore.store.read.fetch"):
         import_module(name)
-    for name in ("precompute", "planning", "forecast", "fill"):
+    for name in ("plan.planning", "start.precompute", "start.forecast", "start.fill"):
         import_module(f"cachestore.jobs.{name}")
-    for name in ("recipes", "scripts", "clips", "single_file"):
+    for name in ("recipes", "scripts", "pictures.clips", "models.single_file"):
         import_module(f"cachestore.encode.{name}")
     Image.init()
 

@@ -31,7 +31,7 @@ from tests.torture.campaign import Campaign, Outcome, judged, scratch
 from tests.torture.damage import changed
 from tests.torture.fuzz import mutated
 
-INTEROP: Final = ROOT / "tests" / "interop"
+TRAINERS: Final = ROOT / "tests" / "trainers"
 DAMAGE: Final = ("flip", "flips", "zero", "noise", "cut", "empty", "grow")
 FORGERIES: Final = ("header", "pickle", "members")
 SHARDS: Final = "diffusion-pipe"
@@ -70,7 +70,7 @@ def recorded_files() -> list[Recorded]:
     """The files of every recorded case."""
     found: list[Recorded] = []
     for one in (one for one in load_formats() if one.reads is not None):
-        with tarfile.open(INTEROP / one.name.replace("-", "_") / "recorded.tar.xz") as tar:
+        with tarfile.open(TRAINERS / one.name.replace("-", "_") / "recorded.tar.xz") as tar:
             for member in tar:
                 case, _, name = member.name.partition("/")
                 folder, _, path = name.partition("/")

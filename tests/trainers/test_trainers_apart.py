@@ -9,8 +9,8 @@ import pytest
 import cachestore
 from cachestore.trainers.table import EXPORTED, IMPORTED, WEBDATASET, load_formats
 
-INTEROP = Path(cachestore.__file__).parent / "interop"
-COMMANDS = [INTEROP.parent / "cli" / f"{name}.py" for name in ("import_", "export")]
+TRAINERS = Path(cachestore.__file__).parent / "trainers"
+COMMANDS = [TRAINERS.parent / "cli" / f"{name}.py" for name in ("import_", "export")]
 NAMES = re.compile(
     r"(?i)sd[-_]?scripts|kohya|simple[-_]?tuner|musubi|ai[-_]?toolkit|ostris|diffusion[-_]?pipe(?!line)|nemo|(?<![a-z])ltx(?![a-z0-9])"
 )
@@ -24,7 +24,7 @@ def names_in(text):
     return {found for number, line in enumerate(text.splitlines(), 1) if number not in told for found in NAMES.findall(line)}
 
 
-@pytest.mark.parametrize("path", [*INTEROP.glob("*.py"), *COMMANDS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*TRAINERS.glob("*.py"), *COMMANDS], ids=lambda path: path.name)
 def test_shared_code_names_no_trainer(path):
     if path.name != "table.py":
         assert names_in(path.read_text(encoding="utf-8")) == set()
@@ -42,7 +42,7 @@ def test_the_table_says_of_each_trainer_what_its_format_can():
 
 
 def test_each_folder_of_a_trainer_is_in_the_table():
-    assert len([*INTEROP.glob("*/format.py")]) == len([*INTEROP.glob("*/families.py")]) == len(load_formats())
+    assert len([*TRAINERS.glob("*/format.py")]) == len([*TRAINERS.glob("*/families.py")]) == len(load_formats())
 
 
 def typed_options(text):
@@ -57,7 +57,7 @@ def typed_options(text):
     return [found for one in said for found in re.findall(r"--[a-z][a-z-]+", re.sub(r"`[^`]*`", "", one))]
 
 
-@pytest.mark.parametrize("path", sorted(INTEROP.rglob("*.py")), ids=lambda path: str(path.relative_to(INTEROP)))
+@pytest.mark.parametrize("path", sorted(TRAINERS.rglob("*.py")), ids=lambda path: str(path.relative_to(TRAINERS)))
 def test_messages_spell_options_as_their_caller_does(path):
     assert typed_options(path.read_text(encoding="utf-8")) == []
 
