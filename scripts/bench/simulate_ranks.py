@@ -30,7 +30,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np

@@ -19,8 +19,8 @@ numbers = st.integers(0, 10**18 - 1)
 hex_of = "0123456789abcdef"
 digests = st.text(hex_of, min_size=32, max_size=32)
 spans = st.tuples(st.integers(0, PARTITION_LIMIT - 1), st.integers(0, PARTITION_LIMIT - 1)).map(sorted)
-claims = st.builds(lambda number, recipe, span, n: ClaimName(number, recipe, *span, n), numbers, numbers, spans, numbers)
-ledgers = st.builds(lambda number, recipe, span: LedgerName(number, recipe, *span), numbers, numbers, spans)
+claims = st.builds(lambda number, recipe, span, n: ClaimName(number, recipe, span[0], span[1], n), numbers, numbers, spans, numbers)
+ledgers = st.builds(lambda number, recipe, span: LedgerName(number, recipe, span[0], span[1]), numbers, numbers, spans)
 
 MADE_AND_PARSED = {
     "segment": (digests, lambda digest: LAYOUT.segment(digest).name, paths.parse_segment),
