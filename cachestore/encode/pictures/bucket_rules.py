@@ -1,8 +1,8 @@
 """How this and other trainers choose a picture's bucket, resize the picture and crop it. Pure; opens no picture.
 
 A rule is a row of `RULES`. Its bucket and its resized size follow from the picture's size and `BucketSettings` alone. All rules were
-compared with the trainers' own code on recorded sizes (`tests/encode/test_bucket_rules.py`). A row also has the trainer's resizer, and how
-the trainer reads a picture.
+compared with the trainers' own code on recorded sizes (`tests/encode/pictures/test_bucket_rules.py`). A row also has the trainer's resizer,
+and how the trainer reads a picture.
 """
 
 from collections.abc import Callable, Collection, Mapping
