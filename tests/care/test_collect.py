@@ -40,8 +40,7 @@ from cachestore.store.read.stats import stats
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import commit, create_store
 from tests import fakes
-from tests.fakes import FakeEncoder, captions, examples, open_pass, overtaken
-from tests.refusals import refused
+from tests.fakes import FakeEncoder, asks_for, captions, examples, open_pass, overtaken
 from tests.store.stores import entry_of, flip, key_of, put
 
 DAY = 86_400
@@ -423,7 +422,7 @@ def test_keep_keeps_so_many_generations_of_any_age(root):
 @pytest.mark.parametrize("keep", [0, -1, 1.5, True, "1"])
 def test_at_least_one_generation_is_kept(root, keep):
     run(root, "a")
-    with refused("keep"):
+    with pytest.raises(BadInput, check=asks_for("keep")):
         collect(root, keep=keep)
 
 

@@ -22,8 +22,7 @@ from cachestore.store.read.snapshot import list_segments
 from cachestore.store.write.append import Appender
 from tests import fakes
 from tests.encode import tiny
-from tests.fakes import catalog, raising
-from tests.refusals import refused
+from tests.fakes import asks_for, catalog, raising
 
 COUNT = 6
 
@@ -99,7 +98,7 @@ def test_without_recompute_nobody_is_asked_to_make_anything(store, makers):
 def test_a_store_of_which_no_entry_can_be_made_again_is_an_error(tmp_path, makers):
     with cs.open(tmp_path / "store", mode="a") as store, store.writer() as writer:
         writer.put(cs.key("a"), {"x": np.ones(2)})
-    with refused("recompute"):
+    with pytest.raises(BadInput, check=asks_for("recompute")):
         cs.verify(tmp_path / "store", recompute=5)
     assert makers.made == []
 
@@ -111,7 +110,7 @@ def test_an_empty_store_has_nothing_to_make_again(tmp_path, makers):
 
 
 def test_a_count_below_nothing_is_refused(store):
-    with refused("recompute"):
+    with pytest.raises(BadInput, check=asks_for("recompute")):
         cs.verify(store, recompute=-1)
 
 

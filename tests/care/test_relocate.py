@@ -17,8 +17,7 @@ from cachestore.jobs.start.precompute import precompute_here
 from cachestore.store.format.catalog import list_generations
 from cachestore.store.write.catalog_writer import publish_draft
 from tests import fakes
-from tests.fakes import catalog
-from tests.refusals import refused
+from tests.fakes import asks_for, catalog
 
 
 def precompute(data, root, name="train", **options):
@@ -117,15 +116,15 @@ def test_a_path_that_no_data_set_was_made_from_is_refused_with_those_that_are(st
 
 
 def test_a_new_path_at_which_nothing_is_or_something_else_is_refused(store, data, tmp_path):
-    with refused("source"):
+    with pytest.raises(BadInput, check=asks_for("source")):
         relocate(store, {data: tmp_path / "nowhere"})
-    with refused("source"):
+    with pytest.raises(BadInput, check=asks_for("source")):
         relocate(store, {data: tmp_path})
     assert list_generations(Layout(store), "train") == [1]
 
 
 def test_a_data_set_that_is_misspelt_is_refused_with_the_one_that_was_meant(store, data, moved):
-    with refused("name"):
+    with pytest.raises(BadInput, check=asks_for("name")):
         relocate(store, {data: moved}, name="trian")
 
 

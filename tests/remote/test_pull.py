@@ -16,8 +16,7 @@ from cachestore.store.format.entry import make_entry
 from cachestore.store.read.snapshot import list_segments, load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
-from tests.asking import about
-from tests.fakes import publish_catalog
+from tests.fakes import asks_for, publish_catalog
 from tests.remote.copies import files_of, make, request, wrong_in
 from tests.remote.fake import Bucket, FakeClient, Killed
 from tests.store.stores import catalog_of, flip, key_of, put, tensors_of
@@ -102,7 +101,7 @@ def test_a_dry_run_makes_nothing(root, bucket, pushed):
 def test_another_generation_of_the_same_number_is_refused_by_name_and_stays(root, bucket, pushed):
     make(root, [9])
     before = files_of(root)
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         pull_from(bucket.client(), root, request())
     assert files_of(root) == before
 
@@ -115,7 +114,7 @@ def test_a_generation_that_a_job_publishes_meanwhile_is_refused_and_stays(root, 
             put(layout, 9)
             publish_catalog(layout, catalog_of(9))
 
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         pull_from(bucket.client(before=before), root, request(jobs=1))
     assert wrong_in(root) == []
 
@@ -135,7 +134,7 @@ def test_where_no_store_is_nothing_is_made(root, bucket):
 
 
 def test_a_misspelt_data_set_makes_nothing(root, bucket, pushed):
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         pull_from(bucket.client(), root, request(name="trian"))
     assert not root.exists()
 

@@ -14,8 +14,7 @@ from cachestore.remote.push import push_to
 from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import commit
-from tests.asking import about
-from tests.fakes import publish_catalog
+from tests.fakes import asks_for, publish_catalog
 from tests.remote.copies import files_of, make, objects_of, request, wrong_in
 from tests.remote.fake import Bucket, FakeClient, Killed
 from tests.store.stores import catalog_of, entry_of, flip, put, read
@@ -118,7 +117,7 @@ def test_the_index_covers_all_that_is_at_the_address(tmp_path, bucket):
 def test_another_generation_of_the_same_number_is_refused_by_name_and_stays(tmp_path, bucket):
     push_to(bucket.client(), make(tmp_path / "one", [1]), request())
     before = dict(bucket.objects)
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         push_to(bucket.client(), make(tmp_path / "other", [2]), request())
     assert bucket.objects == before
 
@@ -130,7 +129,7 @@ def test_a_generation_that_another_pusher_sends_meanwhile_is_refused_and_stays(t
         if verb == "put_new" and key.startswith("catalogs/"):
             push_to(bucket.client(), other, request())
 
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         push_to(bucket.client(before=before), one, request())
     assert bucket.objects["cache/catalogs/train/1.safetensors"] == other.catalog("train", 1).read_bytes()
 

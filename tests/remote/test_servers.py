@@ -12,8 +12,7 @@ import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
 from cachestore.files.paths import Layout, Mode
 from cachestore.store.read.snapshot import open_layout
-from tests.asking import about
-from tests.fakes import ROOT
+from tests.fakes import ROOT, asks_for
 from tests.remote.copies import files_of, make, wrong_in
 from tests.remote.servers import azurite, seaweed
 
@@ -142,7 +141,7 @@ def there_and_back(root, address, pulled, capsys):
     assert main(["ls", address]) == OK
     assert "train  generation 2  3 samples" in capsys.readouterr().out
     other = make(root.parent / "other", [9])
-    with pytest.raises(cs.BadInput, check=about("name")):
+    with pytest.raises(cs.BadInput, check=asks_for("name")):
         cs.push(other.root, address)
 
 

@@ -7,7 +7,7 @@ import pytest
 import cachestore as cs
 from cachestore.core.keys import digest_bytes
 from cachestore.train.check import differing_files
-from tests.asking import about
+from tests.fakes import asks_for
 from tests.train.stores import PLAIN, Recipes, Row, make_store, recipes
 
 pytestmark = pytest.mark.torch
@@ -104,7 +104,7 @@ def test_many_files_are_named_up_to_a_few(tmp_path):
 def test_nothing_to_compare_with_is_reported(path, model, tmp_path):
     with pytest.raises(cs.BadInput, match=r"does not exist.*snapshot_download"):
         cs.CachedDataset(path).check(model="some/model-on-the-hub")
-    with pytest.raises(cs.BadInput, check=about("model")):
+    with pytest.raises(cs.BadInput, check=asks_for("model")):
         cs.CachedDataset(path).check()
     with pytest.raises(cs.BadInput):
         cs.CachedDataset(make_store(tmp_path / "other", [Row("a")], recipes())).check(model)

@@ -18,7 +18,7 @@ from cachestore.core.read_block import LatentsBlock, parse_latents
 from cachestore.files.opening import read_at
 from cachestore.train.epoch import Epoch
 from cachestore.train.latents import noise_seed, read_latents
-from tests.asking import about
+from tests.fakes import asks_for
 from tests.shares import share
 from tests.train.stores import (
     FLUX,
@@ -243,13 +243,13 @@ def test_where_no_moments_are_stored_a_sample_is_what_is_stored_normalised(path,
     raw = stored_latents(made.latents, "a.png", (64, 48))[stored]
     assert np.allclose(cs.CachedDataset(path)[0]["latents"].numpy(), (raw - 0.1159) * 0.3611, atol=1e-6)
     assert (cs.CachedDataset(path, latents="raw")[0]["latents"].numpy() == raw).all()
-    with pytest.raises(cs.BadInput, check=about("latents")):
+    with pytest.raises(cs.BadInput, check=asks_for("latents")):
         cs.CachedDataset(path, latents="moments")
 
 
 def test_a_mean_cannot_be_had_from_one_stored_sample_and_an_unknown_form_is_refused(path):
     make_store(path, ROWS, recipes(stored="sample"))
-    with pytest.raises(cs.BadInput, check=about("latents")):
+    with pytest.raises(cs.BadInput, check=asks_for("latents")):
         cs.CachedDataset(path, latents="mean")
     unknown: Any = "noise"
     with pytest.raises(cs.BadInput):
@@ -295,7 +295,7 @@ def test_a_store_or_name_that_is_not_there_is_reported_with_what_is(path):
     with pytest.raises(cs.StoreNotFound):
         cs.CachedDataset(path)
     make_store(path, ROWS, recipes(), name="cats")
-    with pytest.raises(cs.BadInput, check=about("name")):
+    with pytest.raises(cs.BadInput, check=asks_for("name")):
         cs.CachedDataset(path)
 
 
@@ -308,7 +308,7 @@ def test_the_newest_catalog_is_kept_for_life_and_an_older_one_can_be_asked_for(p
     new = cs.CachedDataset(path)
     assert (len(new), new.generation, len(cs.CachedDataset(path, generation=1))) == (4, 2, 1)
     assert new.digest != old.digest
-    with pytest.raises(cs.BadInput, check=about("generation")):
+    with pytest.raises(cs.BadInput, check=asks_for("generation")):
         cs.CachedDataset(path, generation=7)
 
 

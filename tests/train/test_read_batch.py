@@ -27,7 +27,7 @@ from cachestore.store.write.append import publish_segment
 from cachestore.train import batch_slice
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.latents import noise_seed, read_latents, read_latents_into
-from tests.asking import about
+from tests.fakes import asks_for
 from tests.train.stores import CHANNELS, FLUX, PLAIN, SDXL, VAE, Recipes, Row, caption_key, make_store, recipes, stored_text
 
 pytestmark = pytest.mark.torch
@@ -311,7 +311,7 @@ def test_masks_of_several_data_sets_are_read_straight(tmp_path, monkeypatch):
 
 def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(cs.BadInput, check=about("pin")):
+    with pytest.raises(cs.BadInput, check=asks_for("pin")):
         BatchBuffers(pin=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import Subset, random_split
 
 import cachestore as cs
-from tests.asking import about
+from tests.fakes import asks_for
 from tests.train.stores import Row, make_store, recipes
 from tests.train.test_dataset import ROWS, batch_of, equal, loader
 
@@ -54,7 +54,7 @@ def test_what_is_not_there_is_reported(data):
         data.select(["z"])
     with pytest.raises(cs.MissingEntry):
         data.select(["broken"])
-    with pytest.raises(cs.BadInput, check=about("samples")):
+    with pytest.raises(cs.BadInput, check=asks_for("samples")):
         data.select("a.png")
 
 
@@ -63,7 +63,7 @@ def test_a_sampler_goes_through_a_part_alone_and_its_state_is_of_that_part(data)
     sampler = cs.BucketBatchSampler(part, batch_size=1, seed=4)
     batches = list(loader(part, batch_sampler=sampler, num_workers=1, multiprocessing_context="fork"))
     assert sorted(batch["sample_id"][0] for batch in batches) == ["a.png", "b.png", "d.png"]
-    with pytest.raises(cs.BadInput, check=about("state")):
+    with pytest.raises(cs.BadInput, check=asks_for("state")):
         cs.BucketBatchSampler(data, batch_size=1, seed=4).load_state_dict(sampler.state_dict())
 
 
@@ -88,7 +88,7 @@ def test_a_part_that_torch_cut_has_batched_reads_and_for_a_sampler_select_has_it
     monkeypatch.setattr(data._reader, "get_raw", lambda keys: calls.append(keys) or read(keys))
     assert [sample["sample_id"] for sample in part.__getitems__([0, 1])] == ["e.png", "a.png"]
     assert len(calls) == 1
-    with pytest.raises(cs.BadInput, check=about("data")):
+    with pytest.raises(cs.BadInput, check=asks_for("data")):
         cs.BucketBatchSampler(part, batch_size=1)  # pyright: ignore[reportArgumentType]
     one, other = random_split(data, [3, 2])
     assert sorted([*data.select(one.indices).ids, *data.select(other.indices).ids]) == sorted(data.ids)

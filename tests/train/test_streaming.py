@@ -28,8 +28,7 @@ from cachestore.remote import downloads
 from cachestore.remote.cache import used_bytes
 from cachestore.store.read.fetch import new_buffer
 from cachestore.train.prefetch import Prefetcher
-from tests.asking import about
-from tests.fakes import ROOT, program
+from tests.fakes import ROOT, asks_for, program
 from tests.remote.streams import (
     ADDRESS,
     KEYS,
@@ -598,27 +597,27 @@ def test_a_newer_generation_is_seen_and_an_unknown_one_named(path, tmp_path, ser
     serve_folder(server, path)
     assert len(cs.CachedDataset(ADDRESS, local=tmp_path / "local")) == 6
     assert len(cs.CachedDataset(ADDRESS, generation=1, local=tmp_path / "local")) == 24
-    with pytest.raises(BadInput, check=about("generation")):
+    with pytest.raises(BadInput, check=asks_for("generation")):
         cs.CachedDataset(ADDRESS, generation=9, local=tmp_path / "local")
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         cs.CachedDataset(ADDRESS, "trian", local=tmp_path / "local")
 
 
 def test_an_address_without_a_folder_for_copies_says_what_to_pass(path, tmp_path, bucket, monkeypatch):
-    with pytest.raises(BadInput, check=about("local")):
+    with pytest.raises(BadInput, check=asks_for("local")):
         cs.CachedDataset(ADDRESS)
     monkeypatch.setenv("CACHESTORE_LOCAL", str(tmp_path / "elsewhere"))
     assert len(cs.CachedDataset(ADDRESS)) == 24
     assert (tmp_path / "elsewhere/cachestore-cache.json").exists()
     refused: list[dict[str, Any]] = [{"local": tmp_path / "local"}, {"limit": 3}]
     for options in refused:
-        with pytest.raises(BadInput, check=about(next(iter(options)))):
+        with pytest.raises(BadInput, check=asks_for(next(iter(options)))):
             cs.CachedDataset(path, **options)
     limits: list[Any] = ["lots", -1, "3 XB", 1.5]
     for limit in limits:
         with pytest.raises(BadInput, match="limit must be"):
             cs.CachedDataset(ADDRESS, local=tmp_path / "local", limit=limit)
-    with pytest.raises(BadInput, check=about("io")):
+    with pytest.raises(BadInput, check=asks_for("io")):
         cs.CachedDataset(ADDRESS, local=tmp_path / "local", io="mmap")
     with pytest.raises(StoreNotFound):
         cs.CachedDataset("s3://bucket/nothing", local=tmp_path / "local")

@@ -21,9 +21,8 @@ from cachestore.store.read import snapshot as snapshots
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_indexes, list_segments
 from cachestore.store.write.commit import commit, create_store
-from tests.fakes import raising
+from tests.fakes import asks_for, raising
 from tests.leaks import held
-from tests.refusals import refused
 from tests.store.stores import damage, flip, key_of, location_of, plain, put, tensors_of
 
 BOTH = pytest.mark.parametrize("io", ["pread", "mmap"])
@@ -61,7 +60,7 @@ def test_where_there_is_no_store_it_is_reported_and_nothing_is_made(tmp_path):
 
 @pytest.mark.parametrize("options", [{"verify": "sometimes"}, {"io": "aio"}, {"verify": None}], ids=str)
 def test_an_option_that_is_not_known_is_refused(layout, options):
-    with refused(next(iter(options))):
+    with pytest.raises(BadInput, check=asks_for(next(iter(options)))):
         Reader(layout.root, **options)
 
 

@@ -19,8 +19,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.share.workers import read_heartbeats
 from cachestore.store.format.catalog import list_generations
 from cachestore.train.encoding.dataset import AT_ONCE
-from tests.asking import about
-from tests.fakes import LOG, captioned, logged, refusing
+from tests.fakes import LOG, asks_for, captioned, logged, refusing
 from tests.leaks import held
 from tests.train.encoders import ReadableEncoder
 
@@ -273,7 +272,7 @@ def test_nothing_is_left_behind_in_the_process(root, pictures, is_left):
 
 def test_it_cannot_leave_its_process_nor_be_mixed_or_divided_before_it_is_complete(root, pictures, full):
     data = opened(root, pictures)
-    with pytest.raises(cs.BadInput, check=about("num_workers")):
+    with pytest.raises(cs.BadInput, check=asks_for("num_workers")):
         pickle.dumps(data)
     with pytest.raises(cs.BadInput, match="num_workers=0"):
         list(DataLoader(data, batch_sampler=cs.BucketBatchSampler(data, 3, rank=0, num_replicas=1), collate_fn=data.collate, num_workers=1))

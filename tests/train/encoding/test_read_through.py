@@ -10,8 +10,7 @@ import cachestore as cs
 from cachestore.store.read.snapshot import list_segments
 from cachestore.store.write import append
 from cachestore.train.encoding.read_through import AGE_SECONDS
-from tests.asking import about
-from tests.fakes import Clock, program
+from tests.fakes import Clock, asks_for, program
 from tests.leaks import held
 
 
@@ -260,14 +259,14 @@ def test_options_that_do_not_fit_are_refused(store, options):
 
 
 def test_nothing_is_made_through_a_store_that_is_open_for_reading(store):
-    with cs.open(store.layout.root) as other, pytest.raises(cs.BadInput, check=about("on_miss")):
+    with cs.open(store.layout.root) as other, pytest.raises(cs.BadInput, check=asks_for("on_miss")):
         cs.ReadThrough(other, Encode(), "encode")
 
 
 def test_a_pickled_one_reads_elsewhere_and_does_not_encode(store):
     cs.fill(store, wanted(1), Encode())
     assert ask(pickle.loads(pickle.dumps(cs.ReadThrough(store))), 1) == [1]
-    with pytest.raises(cs.BadInput, check=about("on_miss")):
+    with pytest.raises(cs.BadInput, check=asks_for("on_miss")):
         pickle.loads(pickle.dumps(cs.ReadThrough(store, Encode(), "encode")))
 
 
