@@ -11,7 +11,7 @@ from cachestore.care import verify as verifying
 from cachestore.care.repair import repair
 from cachestore.care.verify import verify
 from cachestore.cli import DAMAGE, main
-from cachestore.core.errors import CorruptEntry, NewerFormat
+from cachestore.core.errors import BadInput, CorruptEntry, NewerFormat
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import FORMAT
 from cachestore.files.paths import IndexName
