@@ -16,7 +16,7 @@ from cachestore.store.format.entry import make_entry
 from cachestore.store.read.snapshot import list_segments, load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
-from tests.fakes import asks_for, publish_catalog
+from tests.fakes import asks_for, publish_catalog, tells_of
 from tests.remote.copies import files_of, make, request, wrong_in
 from tests.remote.fake import Bucket, FakeClient, Killed
 from tests.store.stores import catalog_of, flip, key_of, put, tensors_of
@@ -146,9 +146,7 @@ def test_a_flipped_bit_is_refused_and_never_published(root, bucket, pushed, kind
     for key in keys:
         at = len(bucket.objects[key]) - 3
         bucket.objects[key] = before[key][:at] + bytes([before[key][at] ^ 4]) + before[key][at + 1 :]
-    with pytest.raises(
-        FormatError, match=f"s3://bucket/cache/{kind}/.+ is damaged: two reads brought the same wrong bytes; remove it there, then push it"
-    ):
+    with pytest.raises(FormatError, check=tells_of(f"s3://bucket/cache/{kind}/")):
         pull_from(bucket.client(), root, request())
     assert not any(path.startswith(("catalogs", kind)) for path in files_of(root))
     bucket.objects.update(before)
@@ -235,7 +233,7 @@ def test_a_store_that_lacks_values_gives_no_catalog(root, bucket, pushed):
     for key in [key for key in bucket.objects if "/segments/" in key]:
         del bucket.objects[key]
     for name in (None, "train"):
-        with pytest.raises(MissingEntry, match=r"s3://bucket/cache lacks entries that generation . of 'train' names"):
+        with pytest.raises(MissingEntry, check=tells_of("s3://bucket/cache", "'train'")):
             pull_from(bucket.client(), root, request(name=name))
     assert not any(path.startswith("catalogs") for path in files_of(root))
 

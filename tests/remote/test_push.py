@@ -14,7 +14,7 @@ from cachestore.remote.push import push_to
 from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import commit
-from tests.fakes import asks_for, publish_catalog
+from tests.fakes import asks_for, publish_catalog, tells_of
 from tests.remote.copies import files_of, make, objects_of, request, wrong_in
 from tests.remote.fake import Bucket, FakeClient, Killed
 from tests.store.stores import catalog_of, entry_of, flip, put, read
@@ -235,7 +235,7 @@ def test_a_compacted_store_is_pushed_beside_what_was_there(root, bucket):
 def test_a_catalog_whose_values_are_lost_does_not_go(root, bucket):
     layout = make(root, [1, 2])
     shutil.rmtree(layout.segments)
-    with pytest.raises(MissingEntry, match=r"lacks entries that generation 1 of 'train' names, .+ `cachestore repair .+ --refill`"):
+    with pytest.raises(MissingEntry, check=tells_of("generation 1", "'train'", "cachestore repair")):
         push_to(bucket.client(), layout, request())
     assert bucket.objects == {}
 
@@ -303,7 +303,7 @@ def test_ls_names_generations_samples_and_sizes(root, bucket):
 
 
 def test_ls_of_nothing_says_that_there_is_no_store(bucket):
-    with pytest.raises(StoreNotFound, match=r"there is no store at s3://bucket/cache \(no cachestore\.json in it\); `cachestore push"):
+    with pytest.raises(StoreNotFound, check=tells_of("s3://bucket/cache", "cachestore push")):
         list_client(bucket.client())
 
 

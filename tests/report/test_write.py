@@ -201,7 +201,7 @@ def test_the_data_set_is_the_only_one_or_the_named_one_and_an_unknown_one_is_ref
     path = make(tmp_path / "store")
     assert report(path, output)[0]["name"] == "train"
     stores.make_store(path, [Row("a")], stores.recipes(), name="another")
-    with pytest.raises(BadInput, match="2 data sets: add name with another or train"):
+    with pytest.raises(BadInput, check=asks_for("name", "another or train")):
         write_report(path, output)
     reported, _page = report(path, output, name="train")
     assert (reported["name"], reported["other_names"]) == ("train", ("another",))

@@ -48,8 +48,9 @@ def test_what_a_mutant_lacks_stands_in_the_package_once(tmp_path, name):
 
 def test_a_passage_that_is_not_there_makes_no_mutant(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.torture.mutants.ROOT", tmp_path)
-    (tmp_path / "cachestore" / "storage").mkdir(parents=True)
-    (tmp_path / "cachestore" / MUTANTS["checksum"].file).write_text("nothing")
+    file = tmp_path / "cachestore" / MUTANTS["checksum"].file
+    file.parent.mkdir(parents=True)
+    file.write_text("nothing")
     with pytest.raises(ValueError, match="up to date"):
         bare_copy(MUTANTS["checksum"], tmp_path / "copy")
 

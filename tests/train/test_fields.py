@@ -92,7 +92,7 @@ def test_an_extra_column_may_have_the_name_of_an_output_that_is_left_out(path):
 def test_an_unknown_field_is_an_error_that_names_the_known_ones(path):
     make_store(path, ROWS, recipes())
     known = "latents, pooled_prompt_embeds, prompt_embeds, prompt_embeds.text_encoder, prompt_embeds.text_encoder_2"
-    with pytest.raises(cs.BadInput, match=rf"it has {known}$", check=asks_for("fields")):
+    with pytest.raises(cs.BadInput, check=asks_for("fields", known)):
         cs.CachedDataset(path, fields={"promt_embeds"})
     with pytest.raises(cs.BadInput, check=asks_for("fields")):
         cs.CachedDataset(path, fields="latents")

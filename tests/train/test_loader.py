@@ -270,7 +270,7 @@ def test_where_accelerate_may_still_come_it_refuses_to_guess(pinned, monkeypatch
     ids=str,
 )
 def test_an_option_that_does_not_fit_is_an_error_that_names_it(data, options: Any):
-    with pytest.raises(cs.BadInput, match=f"^{next(iter(options))} must be .*, not "):
+    with pytest.raises(cs.BadInput, check=asks_for(next(iter(options)))):
         cs.make_loader(data, **options)
 
 

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import Subset, random_split
 
 import cachestore as cs
-from tests.fakes import asks_for
+from tests.fakes import asks_for, tells_of
 from tests.train.stores import Row, make_store, recipes
 from tests.train.test_dataset import ROWS, batch_of, equal, loader
 
@@ -32,7 +32,7 @@ def test_a_part_has_its_samples_in_the_order_asked_for_and_its_own_indices(data)
     assert (list(part.ids), part.buckets, part.index("e.png")) == (["c.png", "a.png", "e.png"], {(48, 64): [0, 2], (64, 48): [1]}, 2)
     assert equal(batch_of(part, 0, 2), batch_of(data, 2, 4))
     assert equal(part.read_batch([0, 2]), batch_of(data, 2, 4))
-    with pytest.raises(cs.BadInput, match=r"this part of the data set 'train' of .* has no sample 'b.png'"):
+    with pytest.raises(cs.BadInput, check=tells_of("part", "'train'", "'b.png'")):
         part.index("b.png")
 
 
@@ -50,7 +50,7 @@ def test_a_sample_that_is_named_twice_comes_twice(data):
 def test_what_is_not_there_is_reported(data):
     with pytest.raises(IndexError):
         data.select([5])
-    with pytest.raises(cs.BadInput, match="no sample 'z'"):
+    with pytest.raises(cs.BadInput, check=tells_of("'z'")):
         data.select(["z"])
     with pytest.raises(cs.MissingEntry):
         data.select(["broken"])

@@ -10,7 +10,7 @@ import cachestore as cs
 from cachestore.store.read.snapshot import list_segments
 from cachestore.store.write import append
 from cachestore.train.encoding.read_through import AGE_SECONDS
-from tests.fakes import Clock, asks_for, program
+from tests.fakes import Clock, asks_for, program, tells_of
 from tests.leaks import held
 
 
@@ -161,7 +161,7 @@ def test_by_default_a_missing_key_is_an_error_that_names_it_and_it_can_be_skippe
     cs.fill(store, wanted(1), Encode())
     read = cs.ReadThrough(store)
     assert ask(read, 1) == [1]
-    with pytest.raises(cs.MissingEntry, match=rf"1 of 2 keys is not in .*{wanted(2)[0][0]}.*cachestore.fill"):
+    with pytest.raises(cs.MissingEntry, check=tells_of("1 of 2", wanted(2)[0][0], "cachestore.fill")):
         ask(read, 1, 2)
     assert ask(cs.ReadThrough(store, on_miss="skip"), 2, 1, 2) == [None, 1, None]
 
@@ -210,7 +210,7 @@ def test_a_value_that_cannot_be_stored_is_refused_with_all_of_its_request(store)
     def encode(batch):
         return {key: {"value": "text" if item == 2 else np.zeros(1)} for key, item in batch}
 
-    with cs.ReadThrough(store, encode, "encode") as read, pytest.raises(cs.BadInput, match="'value' is a str"):
+    with cs.ReadThrough(store, encode, "encode") as read, pytest.raises(cs.BadInput, check=tells_of("'value'")):
         ask(read, 1, 2)
     assert segments(store) == 0
 
