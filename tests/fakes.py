@@ -308,9 +308,14 @@ def ending(plan, **fields):
     return {"complete": True, "name": "", "plan": plan, "generation": 0, **dict.fromkeys(("reused", "encoded", "failed"), 0), **fields}
 
 
-def asks_for(option: str) -> Callable[[Any], bool]:
-    """For `pytest.raises(..., check=)`: whether an error names this argument as the one that would have to change."""
-    return lambda error: error.option == option
+def asks_for(option: str, *data: object) -> Callable[[Any], bool]:
+    """For `pytest.raises(..., check=)`: whether an error names this argument as the one that would have to change, and these data."""
+    return lambda error: error.option == option and tells_of(*data)(error)
+
+
+def tells_of(*data: object) -> Callable[[Any], bool]:
+    """For `pytest.raises(..., check=)`: whether an error names these data: a key, a sample, a file, a number that was passed."""
+    return lambda error: all(str(one) in str(error) for one in data)
 
 
 def raising(error):

@@ -8,6 +8,7 @@ import pytest
 import cachestore as cs
 from cachestore.cli import ERROR, USAGE, main
 from cachestore.core.arguments import as_path, as_path_str
+from tests.fakes import asks_for, tells_of
 
 ADDRESS = "s3://bucket/cache"
 
@@ -27,20 +28,18 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("given", ["s3a://b", "abfs://b/c", "https://x/y", "made-up+1.x://y", Path("hf://a/b"), "hdfs:/b/c"])
 def test_an_address_is_no_path(given):
-    with pytest.raises(cs.BadInput, match=r"path is the address '.+', but cachestore reads and writes folders.+ mount .+ or copy it"):
+    with pytest.raises(cs.BadInput, check=asks_for("path", "mount")):
         as_path("path", given)
 
 
 @pytest.mark.parametrize("given", [ADDRESS, "S3://b", "gs://b/c", "az://b/c", Path(ADDRESS), "s3:/b/c"])
 def test_what_push_and_pull_know_is_to_be_pulled(given):
-    with pytest.raises(
-        cs.BadInput, match=r"path is the address '.+', but cachestore reads and writes folders.+ `cachestore pull .+ FOLDER` copies"
-    ):
+    with pytest.raises(cs.BadInput, check=asks_for("path", "`cachestore pull ")):
         as_path("path", given)
 
 
 def test_of_a_file_address_the_path_is_wanted():
-    with pytest.raises(cs.BadInput, match="pass the path only"):
+    with pytest.raises(cs.BadInput, check=asks_for("path", "file:///data/cache")):
         as_path("path", "file:///data/cache")
 
 
@@ -118,7 +117,7 @@ def test_a_config_that_names_one_is_refused(here, tmp_path_factory, capsys):
 
 
 def test_a_store_that_is_not_there_names_the_folder_that_a_relative_path_was_looked_up_from(here):
-    with pytest.raises(cs.StoreNotFound, match=f"a relative path is looked up from {here}"):
+    with pytest.raises(cs.StoreNotFound, check=tells_of(here)):
         cs.open("nothing")
     with pytest.raises(cs.StoreNotFound) as reported:
         cs.open(here.parent.parent / "nothing")

@@ -12,6 +12,7 @@ import pytest
 
 import cachestore
 from cachestore.cli import COMMANDS, HIDDEN, main, make_parser
+from tests.fakes import asks_for
 from tests.train import stores
 
 PACKAGE = Path(cachestore.__file__).parent
@@ -149,5 +150,5 @@ def test_a_misspelt_data_set_is_named_with_the_one_that_may_be_meant(store, tmp_
 
 @pytest.mark.torch
 def test_a_misspelt_data_set_is_named_in_training_too(store):
-    with pytest.raises(cachestore.BadInput, match=r"did you mean 'train'\?"):
+    with pytest.raises(cachestore.BadInput, check=asks_for("name", "'train'")):
         cachestore.CachedDataset(store, "trian")

@@ -41,8 +41,13 @@ def refuse(argument: str, wanted: str, given: object) -> NoReturn:
     shown = repr(given)
     if len(shown) > _MAX_CHARS or shown.startswith("<") or "\n" in shown:
         shown = f"a value of the type {type(given).__name__}"
+    raise BadInput(f"{argument} must be {wanted}, not {shown}", option=_option_of(argument))
+
+
+def _option_of(argument: str) -> str:
+    """Return the name of an argument that is called by more than its name; "" for what is no argument."""
     name = re.split(r"\[| of ", argument)[0]
-    raise BadInput(f"{argument} must be {wanted}, not {shown}", option=name if name.isidentifier() else "")
+    return name if name.isidentifier() else ""
 
 
 def as_whole(argument: str, given: object, *, least: int | None = None) -> int:
@@ -93,7 +98,7 @@ def refuse_address(argument: str, path: str) -> None:
     elif scheme in _PULLED:
         instead = f"`cachestore pull {path} FOLDER` copies a store there into a folder; pass that folder's path"
     what = f"{argument} is the address {path!r}, but cachestore reads and writes folders of this machine"
-    raise BadInput(f"{what}: {instead}", option=argument if argument.isidentifier() else "")
+    raise BadInput(f"{what}: {instead}", option=_option_of(argument))
 
 
 def as_path_str(argument: str, given: object, wanted: str = "a path (str or pathlib.Path, and not empty)") -> str:

@@ -139,7 +139,7 @@ class Source:
         for what in ("name", "label"):
             value = getattr(self, what)
             if not isinstance(value, str) or "/" in value or not value.isprintable():
-                raise BadInput(f"the {what} of a source must be a text without `/`, not {value!r}")
+                raise BadInput(f"the {what} of a source must be a text without `/`, not {value!r}", option=what)
         if isinstance(self.data, str | os.PathLike):
             as_path_str("data of a source", cast("object", self.data), "a path, samples, or a data set")
         if self.resolution is not None:

@@ -27,7 +27,12 @@ def check_new_name(name: str, known: Iterable[str]) -> None:
     """Raise BadInput for the name of a new data set whose folder Windows refuses, or that differs from a known one by case alone."""
     encoded = encode_name(name)
     if why := why_refused(encoded):
-        raise BadInput(f"no folder of Windows can be called {name!r} ({why}), and stores are copied there: give the data set another name")
+        raise BadInput(
+            f"no folder of Windows can be called {name!r} ({why}), and stores are copied there: give the data set another name",
+            option="name",
+        )
     for other in known:
         if other != name and encode_name(other).lower() == encoded.lower():
-            raise BadInput(f"there is a data set {other!r}, and Windows and macOS take {name!r} for it: take that name, or another one")
+            raise BadInput(
+                f"there is a data set {other!r}, and Windows and macOS take {name!r} for it: take that name, or another one", option="name"
+            )

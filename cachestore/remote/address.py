@@ -43,23 +43,26 @@ def parse_address(argument: str, given: object) -> Address:
     """Return the parts of an address; errors call it `argument`. Raises BadInput, whose message repeats no password."""
     found = _ADDRESS.fullmatch(given) if isinstance(given, str) else None
     if found is None:
-        raise BadInput(f"{argument} must be the address of a store, such as s3://bucket/cache, as a text")
+        raise BadInput(f"{argument} must be the address of a store, such as s3://bucket/cache, as a text", option=argument)
     scheme, rest = found[1].lower(), found[2]
     if scheme not in SCHEMES:
-        raise BadInput(f"{argument} begins with {scheme}://, but cachestore knows {', '.join(f'{one}://' for one in SCHEMES)}")
+        raise BadInput(
+            f"{argument} begins with {scheme}://, but cachestore knows {', '.join(f'{one}://' for one in SCHEMES)}", option=argument
+        )
     bucket, _slash, prefix = rest.partition("/")
     if "@" in bucket or _NOT_IN_KEYS.search(rest):
         raise BadInput(
             f"{argument} may hold a bucket and a path only: the endpoint and the credentials come from the environment, such as"
-            " AWS_ENDPOINT_URL and AWS_ACCESS_KEY_ID"
+            " AWS_ENDPOINT_URL and AWS_ACCESS_KEY_ID",
+            option=argument,
         )
     prefix = prefix.rstrip("/")
     if any(part in {"", ".", ".."} for part in prefix.split("/")) and prefix:
-        raise BadInput(f"{argument} {given!r} has an empty part, or one that is . or ..: write the path without it")
+        raise BadInput(f"{argument} {given!r} has an empty part, or one that is . or ..: write the path without it", option=argument)
     if scheme == "file":
         if bucket:
-            raise BadInput(f"{argument} {given!r} must have three slashes and a whole path: file:///data/cache")
+            raise BadInput(f"{argument} {given!r} must have three slashes and a whole path: file:///data/cache", option=argument)
     elif not _BUCKET.fullmatch(bucket):
         lacks = f"has the bucket {bucket!r}, but a name of a bucket has 2 or more letters and digits" if bucket else "names no bucket"
-        raise BadInput(f"{argument} {given!r} {lacks}: write {scheme}://BUCKET/PATH")
+        raise BadInput(f"{argument} {given!r} {lacks}: write {scheme}://BUCKET/PATH", option=argument)
     return Address(scheme, bucket, prefix)

@@ -165,7 +165,9 @@ def at_new_paths(sources: Sequence[Source], moved: Moved) -> tuple[Source, ...]:
     if isinstance(moved, str | os.PathLike):
         if len(sources) > 1:
             named = first_of(labels, 5)
-            raise BadInput(f"this was made from {len(sources)} sources ({named}): pass --source NAME=PATH for each one that moved")
+            raise BadInput(
+                f"this was made from {len(sources)} sources ({named}): pass --source NAME=PATH for each one that moved", option="source"
+            )
         moved = dict.fromkeys(labels, moved)
     called = zip(labelled(sources), labels, strict=True)
     return tuple(replace(source, data=os.fspath(moved[label])) if label in moved else source for source, label in called)

@@ -134,11 +134,14 @@ def list_objects(data: object, how: ListingOptions = PLAIN) -> Listing:
         return _list_columns(data, how)
     if not isinstance(data, Sequence) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise BadInput(
-            f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}"
+            f"a source must be a path, a cs.Source, a sequence of cs.Sample or a Hugging Face data set, not {type(data).__name__}",
+            option="data",
         )
     if isinstance(data, Mapping):
         names = first_of(map(repr, cast("Mapping[object, object]", data)), 5)
-        raise BadInput(f"a source cannot be a mapping: choose one of its parts ({names}), or pass several as a list of cs.Source")
+        raise BadInput(
+            f"a source cannot be a mapping: choose one of its parts ({names}), or pass several as a list of cs.Source", option="data"
+        )
     samples = cast("Sequence[Sample]", data)
 
     def fetch(ref: _PictureRef) -> object:
@@ -213,7 +216,10 @@ def _named(refs: dict[str, _PictureRef], ref: _PictureRef) -> str:
 
 def _list_columns(data: Any, how: ListingOptions) -> Listing:
     if not hasattr(data, "__len__"):
-        raise BadInput("a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars")
+        raise BadInput(
+            "a streamed data set has no length, and may be different each time; load it (streaming=False), or save it as tars",
+            option="data",
+        )
     plain = data.with_format(None)
     columns = _picture_columns(plain.features, how.roles)
     pictures = {role: plain.select_columns([column]) for role, column in columns.items()}
@@ -274,7 +280,8 @@ def _picture_columns(features: Mapping[str, Any], own: Sequence[str]) -> dict[st
         if getattr(kind, "decode", False):
             raise BadInput(
                 f"the column {name!r} decodes its files, but cachestore needs their bytes: data = data.cast_column({name!r},"
-                f" datasets.{type(kind).__name__}(decode=False))"
+                f" datasets.{type(kind).__name__}(decode=False))",
+                option="data",
             )
     roles: dict[str, str] = {}
     for role, kind_name, names in ((IMAGE, "Image", (IMAGE, *BESIDE, *own)), (VIDEO, "Video", (VIDEO,))):

@@ -75,7 +75,7 @@ class MixedDataset(Dataset[SampleDict]):
                 kind = type(data).__name__
                 raise BadInput(f"MixedDataset takes CachedDatasets and parts of them (`select`), not a {kind}", option="datasets")
         given = [1.0] * len(self.datasets) if weights is None else as_many("weights", weights, "a list of numbers, one for each data set")
-        self._weights = [float(as_number("a weight", weight)) for weight in given]
+        self._weights = [float(as_number(f"weights[{number}]", weight)) for number, weight in enumerate(given)]
         if len(self._weights) != len(self.datasets) or not all(math.isfinite(weight) and weight >= 0 for weight in self._weights):
             each = f"one weight of at least 0 for each of the {len(self.datasets)} data sets"
             raise BadInput(f"pass {each}; got {weights!r}", option="weights")
@@ -279,7 +279,7 @@ def _apportion(sizes: Sequence[int], fraction: float) -> list[int]:
 
 
 def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
-    why, differing = "", ""
+    why, differing = "", "datasets"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
         why, differing = f"one returns {what[0]}, the other {what[1]}; pass both the same fields= and latents=", "fields"

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachestore.core.errors import BadInput
 from cachestore.core.ranks import RankInfo, discover, launch_name
-from tests.refusals import refused
+from tests.fakes import asks_for
 
 TORCHRUN = {
     "RANK": "5",
@@ -132,7 +133,7 @@ def test_a_world_of_one_without_a_rank_is_a_single_process():
 
 @pytest.mark.parametrize("options", [{"rank": 0}, {"world_size": 2}, {"rank": 2, "world_size": 2}, {"rank": -1, "world_size": 2}])
 def test_explicit_arguments_that_do_not_fit_are_refused(options):
-    with refused("rank"):
+    with pytest.raises(BadInput, check=asks_for("rank")):
         discover({}, **options)
 
 

@@ -10,7 +10,7 @@ from cachestore.core.errors import BadInput, BadUsage, EncodeFailed
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share.plan import read_plan
 from cachestore.jobs.start.precompute import forecast_of, precompute_here
-from tests.fakes import adds_up, catalog
+from tests.fakes import adds_up, catalog, tells_of
 from tests.sources.sources import folder
 
 BAD = '{"file_name": "1.png", "text": "half \\ud83d"}'
@@ -59,7 +59,7 @@ def test_the_command_ends_as_for_other_failures(makers, tmp_path, root, allowed,
 
 
 def test_strict_raises_for_it(makers, tmp_path, root):
-    with pytest.raises(EncodeFailed, match=r"'1\.png' \(source\)"):
+    with pytest.raises(EncodeFailed, check=tells_of("'1.png'")):
         run(rows(tmp_path, 0, BAD, 2), root, strict=True)
 
 
@@ -101,7 +101,7 @@ def test_a_sample_that_was_encoded_before_leaves_the_next_generation_and_nothing
 
 
 def test_if_every_row_is_refused_it_is_one_error_and_no_store_is_made(makers, tmp_path, root):
-    with pytest.raises(BadInput, match=r"2 problems in .*metadata\.jsonl"):
+    with pytest.raises(BadInput, check=tells_of("2 problems", "metadata.jsonl")):
         run(rows(tmp_path, BAD, "{"), root)
     assert not root.exists()
 
@@ -135,7 +135,7 @@ def test_of_several_sources_each_has_its_name_before_the_ids(makers, tmp_path, r
 
 def test_a_source_of_which_nothing_is_left_is_an_error_beside_another_that_is_whole(makers, tmp_path, root):
     (tmp_path / "other.jsonl").write_text("{")
-    with pytest.raises(BadInput, match=r"other\.jsonl"):
+    with pytest.raises(BadInput, check=tells_of("other.jsonl, line 1")):
         cs.precompute([rows(tmp_path, 0), str(tmp_path / "other.jsonl")], model="model", store=root, inline=True)
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from cachestore.core.errors import BadInput
 from cachestore.remote.address import parse_address
+from tests.fakes import asks_for
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_keys_begin_with_the_prefix():
     ],
 )
 def test_what_is_no_address_is_refused_with_a_sentence(given, words):
-    with pytest.raises(BadInput, match=r"^store ") as refused:
+    with pytest.raises(BadInput, check=asks_for("store")) as refused:
         parse_address("store", given)
     assert words in str(refused.value)
 

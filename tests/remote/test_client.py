@@ -10,6 +10,7 @@ import pytest
 from cachestore.core.errors import BadInput, ReadFailed, RemoteFailed
 from cachestore.remote.address import parse_address
 from cachestore.remote.client import PIECE_BYTES, ClientLimits, connect
+from tests.fakes import tells_of
 from tests.remote.server import CODES, served
 from tests.shares import share
 
@@ -153,14 +154,14 @@ def test_a_server_that_does_not_answer_is_given_up(server):
 @pytest.mark.parametrize("fault", [401, 403, 400, 301])
 def test_what_the_server_refuses_is_not_tried_again(server, call, fault):
     server.faults += [fault] * 5
-    with pytest.raises(RemoteFailed, match=r"AWS_ACCESS_KEY_ID.+ in the environment") as said:
+    with pytest.raises(RemoteFailed, check=tells_of("AWS_ACCESS_KEY_ID")) as said:
         CALLS[call](client_of(LONG))
     assert len(server.faults) == 4
     assert re.search("s3://bucket/cache/?[ab]?:", str(said.value))
 
 
 def test_a_missing_object_is_named_with_its_bucket(server):
-    with pytest.raises(RemoteFailed, match=r"cannot read s3://bucket/cache/nothing: there is no such object or no bucket 'bucket'") as said:
+    with pytest.raises(RemoteFailed, check=tells_of("s3://bucket/cache/nothing", "'bucket'")) as said:
         client_of(LONG).get("nothing")
     assert said.value.errno == 2
     assert isinstance(said.value, ReadFailed)
@@ -226,7 +227,7 @@ def test_without_credentials_it_says_so(monkeypatch, server):
 
 def test_azure_without_an_account_says_what_to_set(monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(BadInput, match="set AZURE_STORAGE_ACCOUNT_NAME"):
+    with pytest.raises(BadInput, check=tells_of("AZURE_STORAGE_ACCOUNT_NAME")):
         client_of(address="az://container/cache")
 
 

@@ -19,6 +19,7 @@ from cachestore.remote.outline import (
 from cachestore.remote.push import push_to
 from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.store.write.commit import commit
+from tests.fakes import tells_of
 from tests.remote.copies import make, request
 from tests.remote.fake import Bucket, FakeClient
 from tests.store.stores import key_of
@@ -105,7 +106,7 @@ def test_a_damaged_object_is_named_after_two_looks_at_it(client, tmp_path):
     def look():
         return fetch_catalog(client, take_inventory(client), "train", 1, Layout(tmp_path / str(next(looks))))
 
-    with pytest.raises(FormatError, match=r"s3://bucket/cache/catalogs/train/1\.safetensors is damaged: .+ remove it there") as said:
+    with pytest.raises(FormatError, check=tells_of("s3://bucket/cache/catalogs/train/1.safetensors")) as said:
         ask_until_sure(look)
     assert not isinstance(said.value, WrongAnswer)
     assert next(looks) == 2

@@ -16,8 +16,7 @@ from cachestore.store.format.entry import make_entry
 from cachestore.store.read.snapshot import list_segments, load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
-from tests.asking import about
-from tests.fakes import publish_catalog
+from tests.fakes import asks_for, publish_catalog, tells_of
 from tests.remote.copies import files_of, make, request, wrong_in
 from tests.remote.fake import Bucket, FakeClient, Killed
 from tests.store.stores import catalog_of, flip, key_of, put, tensors_of
@@ -102,7 +101,7 @@ def test_a_dry_run_makes_nothing(root, bucket, pushed):
 def test_another_generation_of_the_same_number_is_refused_by_name_and_stays(root, bucket, pushed):
     make(root, [9])
     before = files_of(root)
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         pull_from(bucket.client(), root, request())
     assert files_of(root) == before
 
@@ -115,7 +114,7 @@ def test_a_generation_that_a_job_publishes_meanwhile_is_refused_and_stays(root, 
             put(layout, 9)
             publish_catalog(layout, catalog_of(9))
 
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         pull_from(bucket.client(before=before), root, request(jobs=1))
     assert wrong_in(root) == []
 
@@ -135,7 +134,7 @@ def test_where_no_store_is_nothing_is_made(root, bucket):
 
 
 def test_a_misspelt_data_set_makes_nothing(root, bucket, pushed):
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         pull_from(bucket.client(), root, request(name="trian"))
     assert not root.exists()
 
@@ -147,9 +146,7 @@ def test_a_flipped_bit_is_refused_and_never_published(root, bucket, pushed, kind
     for key in keys:
         at = len(bucket.objects[key]) - 3
         bucket.objects[key] = before[key][:at] + bytes([before[key][at] ^ 4]) + before[key][at + 1 :]
-    with pytest.raises(
-        FormatError, match=f"s3://bucket/cache/{kind}/.+ is damaged: two reads brought the same wrong bytes; remove it there, then push it"
-    ):
+    with pytest.raises(FormatError, check=tells_of(f"s3://bucket/cache/{kind}/")):
         pull_from(bucket.client(), root, request())
     assert not any(path.startswith(("catalogs", kind)) for path in files_of(root))
     bucket.objects.update(before)
@@ -236,7 +233,7 @@ def test_a_store_that_lacks_values_gives_no_catalog(root, bucket, pushed):
     for key in [key for key in bucket.objects if "/segments/" in key]:
         del bucket.objects[key]
     for name in (None, "train"):
-        with pytest.raises(MissingEntry, match=r"s3://bucket/cache lacks entries that generation . of 'train' names"):
+        with pytest.raises(MissingEntry, check=tells_of("s3://bucket/cache", "'train'")):
             pull_from(bucket.client(), root, request(name=name))
     assert not any(path.startswith("catalogs") for path in files_of(root))
 

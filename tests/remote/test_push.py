@@ -14,8 +14,7 @@ from cachestore.remote.push import push_to
 from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import commit
-from tests.asking import about
-from tests.fakes import publish_catalog
+from tests.fakes import asks_for, publish_catalog, tells_of
 from tests.remote.copies import files_of, make, objects_of, request, wrong_in
 from tests.remote.fake import Bucket, FakeClient, Killed
 from tests.store.stores import catalog_of, entry_of, flip, put, read
@@ -118,7 +117,7 @@ def test_the_index_covers_all_that_is_at_the_address(tmp_path, bucket):
 def test_another_generation_of_the_same_number_is_refused_by_name_and_stays(tmp_path, bucket):
     push_to(bucket.client(), make(tmp_path / "one", [1]), request())
     before = dict(bucket.objects)
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         push_to(bucket.client(), make(tmp_path / "other", [2]), request())
     assert bucket.objects == before
 
@@ -130,7 +129,7 @@ def test_a_generation_that_another_pusher_sends_meanwhile_is_refused_and_stays(t
         if verb == "put_new" and key.startswith("catalogs/"):
             push_to(bucket.client(), other, request())
 
-    with pytest.raises(BadInput, check=about("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         push_to(bucket.client(before=before), one, request())
     assert bucket.objects["cache/catalogs/train/1.safetensors"] == other.catalog("train", 1).read_bytes()
 
@@ -236,7 +235,7 @@ def test_a_compacted_store_is_pushed_beside_what_was_there(root, bucket):
 def test_a_catalog_whose_values_are_lost_does_not_go(root, bucket):
     layout = make(root, [1, 2])
     shutil.rmtree(layout.segments)
-    with pytest.raises(MissingEntry, match=r"lacks entries that generation 1 of 'train' names, .+ `cachestore repair .+ --refill`"):
+    with pytest.raises(MissingEntry, check=tells_of("generation 1", "'train'", "cachestore repair")):
         push_to(bucket.client(), layout, request())
     assert bucket.objects == {}
 
@@ -304,7 +303,7 @@ def test_ls_names_generations_samples_and_sizes(root, bucket):
 
 
 def test_ls_of_nothing_says_that_there_is_no_store(bucket):
-    with pytest.raises(StoreNotFound, match=r"there is no store at s3://bucket/cache \(no cachestore\.json in it\); `cachestore push"):
+    with pytest.raises(StoreNotFound, check=tells_of("s3://bucket/cache", "cachestore push")):
         list_client(bucket.client())
 
 

@@ -12,8 +12,7 @@ import cachestore as cs
 from cachestore.cli import ERROR, NO_STORE, OK, main
 from cachestore.files.paths import Layout, Mode
 from cachestore.store.read.snapshot import open_layout
-from tests.asking import about
-from tests.fakes import ROOT
+from tests.fakes import ROOT, asks_for, tells_of
 from tests.remote.copies import files_of, make, wrong_in
 from tests.remote.servers import azurite, seaweed
 
@@ -142,7 +141,7 @@ def there_and_back(root, address, pulled, capsys):
     assert main(["ls", address]) == OK
     assert "train  generation 2  3 samples" in capsys.readouterr().out
     other = make(root.parent / "other", [9])
-    with pytest.raises(cs.BadInput, check=about("name")):
+    with pytest.raises(cs.BadInput, check=asks_for("name")):
         cs.push(other.root, address)
 
 
@@ -157,7 +156,7 @@ def test_a_store_goes_through_seaweedfs_and_back(root, tmp_path, capsys):
 @pytest.mark.timeout(300)
 def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azure):
     there_and_back(root, azure, tmp_path / "pulled", capsys)
-    with pytest.raises(cs.RemoteFailed, match="no bucket 'nothing'"):
+    with pytest.raises(cs.RemoteFailed, check=tells_of("'nothing'")):
         cs.push(root, "az://nothing/cache")
 
 
@@ -166,10 +165,10 @@ def test_a_store_goes_through_azurite_and_back(root, tmp_path, capsys, azure):
 @pytest.mark.usefixtures("keys")
 def test_seaweedfs_refuses_a_wrong_key_and_a_missing_bucket_with_a_sentence(root, monkeypatch):
     make(root, [1])
-    with pytest.raises(cs.RemoteFailed, match="no bucket 'nothing'"):
+    with pytest.raises(cs.RemoteFailed, check=tells_of("'nothing'")):
         cs.push(root, "s3://nothing/cache")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(cs.RemoteFailed, match=r"the server refuses it \(403 SignatureDoesNotMatch\)"):
+    with pytest.raises(cs.RemoteFailed, check=tells_of("403 SignatureDoesNotMatch")):
         cs.push(root, "s3://bucket/cache")
 
 

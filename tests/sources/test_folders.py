@@ -15,6 +15,7 @@ from cachestore.sources.folders import list_source
 from cachestore.sources.reading import ListingOptions
 from cachestore.sources.remarks import Remarks
 from tests import fakes
+from tests.fakes import tells_of
 from tests.sources.sources import captions, folder, ids, listed, unused
 
 COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
@@ -22,7 +23,7 @@ COMPOSED, DECOMPOSED = (unicodedata.normalize(form, "é.png") for form in ("NFC"
 
 def test_a_folder_that_this_user_may_not_enter_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_arguments: False)
-    with pytest.raises(BadInput, match=rf"^{re.escape(str(tmp_path))} cannot be read"):
+    with pytest.raises(BadInput, check=tells_of(tmp_path)):
         list_path(tmp_path)
 
 
@@ -53,7 +54,7 @@ def test_an_empty_folder_lists_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["missing", "missing.jsonl", "missing.txt", "photo.png", "table.xlsx"])
 def test_what_is_no_source_is_refused(tmp_path, name):
     folder(tmp_path, {"photo.png": "p", "table.xlsx": "a,b"})
-    with pytest.raises(BadInput, match=name.partition(".")[0]):
+    with pytest.raises(BadInput, check=tells_of(tmp_path / name)):
         listed(tmp_path / name)
 
 

@@ -18,6 +18,7 @@ from cachestore.sources.pipe import PipeFiles
 from cachestore.sources.reading import ListingOptions
 from cachestore.sources.remarks import Remarks
 from cachestore.store.write.commit import create_store
+from tests.fakes import asks_for, tells_of
 
 Sample: Any = RealSample  # what a caller may leave out, such as the tuple around one caption, its types do not say
 
@@ -63,12 +64,15 @@ def test_nothing_lists_nothing(nothing):
     assert list(list_objects(nothing).samples()) == []
 
 
-@pytest.mark.parametrize(
-    ("data", "says"), [(7, "not int"), ({"a": 1}, "mapping"), ([1], "sample 0 is int"), (iter([]), "not list_iterator")]
-)
-def test_what_is_no_sequence_of_samples_is_refused(data, says):
-    with pytest.raises(BadInput, match=says):
+@pytest.mark.parametrize(("data", "what"), [(7, "int"), ({"a": 1}, "mapping"), (iter([]), "list_iterator")])
+def test_what_is_no_sequence_of_samples_is_refused(data, what):
+    with pytest.raises(BadInput, check=asks_for("data", what)):
         list_objects(data)
+
+
+def test_what_is_no_sample_is_named_by_its_row():
+    with pytest.raises(BadInput, check=tells_of("sample 0")):
+        list_objects([1])
 
 
 # Sequences

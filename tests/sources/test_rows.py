@@ -6,6 +6,7 @@ import pytest
 
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_text
+from tests.fakes import tells_of
 from tests.sources.sources import captions, folder, ids, listed, manifest
 
 
@@ -231,5 +232,5 @@ def test_a_row_may_hold_unicode_separators(tmp_path):
 
 @pytest.mark.parametrize("name", ["latents", "control_latents", "prompt_embeds", "sample_id", "target_size"])
 def test_a_column_named_as_what_a_batch_holds_is_refused(tmp_path, name):
-    with pytest.raises(BadInput, match=f"uses the name '{name}'"):
+    with pytest.raises(BadInput, check=tells_of("m.jsonl, line 1", f"'{name}'")):
         list(listed(manifest(tmp_path / "m.jsonl", {"id": "x", "caption": "c", name: 1})).samples)

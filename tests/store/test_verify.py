@@ -11,7 +11,7 @@ from cachestore.care import verify as verifying
 from cachestore.care.repair import repair
 from cachestore.care.verify import verify
 from cachestore.cli import DAMAGE, main
-from cachestore.core.errors import CorruptEntry, NewerFormat
+from cachestore.core.errors import BadInput, CorruptEntry, NewerFormat
 from cachestore.files.checksum import digest_of
 from cachestore.files.marker import FORMAT
 from cachestore.files.paths import IndexName
@@ -22,8 +22,7 @@ from cachestore.store.format.index import build
 from cachestore.store.read.snapshot import list_indexes
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import commit, create_store
-from tests.fakes import publish_catalog, raising, refusing
-from tests.refusals import refused
+from tests.fakes import asks_for, publish_catalog, raising, refusing
 from tests.store.stores import RECIPE, catalog_of, damage, flip, forge_index, found, key_of, put, read, segment_of, tensors_of, where
 
 
@@ -101,7 +100,7 @@ class TestSubsets:
 
     @pytest.mark.parametrize("subset", [(0, 3), (4, 3), (1, 0), (-1, 3)])
     def test_a_part_that_is_not_there_is_refused(self, full, subset):
-        with refused("subset"):
+        with pytest.raises(BadInput, check=asks_for("subset")):
             verify(full.root, subset=subset)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import cachestore as cs
 from cachestore.train.batches import BucketBatchSampler
 from cachestore.train.seats import find_ranks
-from tests.asking import about
+from tests.fakes import asks_for
 
 SIZES = st.dictionaries(st.tuples(st.integers(1, 9), st.integers(1, 9)), st.integers(0, 30), max_size=5).flatmap(
     lambda sizes: st.integers(20, 30).map(lambda count: {**sizes, (10, 10): count})
@@ -89,7 +89,7 @@ def test_an_epoch_without_a_batch_is_an_error_that_says_the_largest_batch_size_t
         assert (f"batch_size={most} is the largest that gives one" if most else "fewer samples than the 64 ranks") in str(refused.value)
     if most:
         assert all(len(list(sampler(FEW, batch_size=most, rank=rank, num_replicas=world))) >= 1 for rank in {0, world - 1})
-        with pytest.raises(cs.BadInput, check=about("batch_size")):
+        with pytest.raises(cs.BadInput, check=asks_for("batch_size")):
             sampler(FEW, batch_size=most + 1, rank=0, num_replicas=world)
 
 
@@ -104,7 +104,7 @@ def test_an_epoch_without_a_batch_is_found_when_the_ranks_are_too(monkeypatch, s
     assert len(list(one)) == 1
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(cs.BadInput, check=about("batch_size")):
+    with pytest.raises(cs.BadInput, check=asks_for("batch_size")):
         list(one)
 
 
@@ -342,7 +342,7 @@ def test_counts_go_on_from_where_a_run_was_resumed():
 def test_a_state_of_another_catalog_is_an_error_that_names_both():
     state = sampler().state_dict()
     other = sampler(data=Buckets({(1, 1): 9}, digest="d2"))
-    with pytest.raises(cs.BadInput, check=about("state")):
+    with pytest.raises(cs.BadInput, check=asks_for("state")):
         other.load_state_dict(state)
 
 
@@ -350,12 +350,12 @@ def test_a_state_of_another_catalog_is_an_error_that_names_both():
     "change", [{"seed": 1}, {"batch_size": 2}, {"shuffle": False}, {"tail": "pad"}], ids=lambda change: next(iter(change))
 )
 def test_a_state_of_another_order_is_an_error(change):
-    with pytest.raises(cs.BadInput, check=about(next(iter(change)))):
+    with pytest.raises(cs.BadInput, check=asks_for(next(iter(change)))):
         sampler(**change).load_state_dict(sampler().state_dict())
 
 
 def test_what_is_no_state_is_an_error():
-    with pytest.raises(cs.BadInput, check=about("state")):
+    with pytest.raises(cs.BadInput, check=asks_for("state")):
         sampler().load_state_dict({"epoch": 1, "digest": "d1"})
     with pytest.raises(cs.BadInput):
         sampler().resume(0, -1)
@@ -397,18 +397,18 @@ def test_what_the_rest_of_an_epoch_leaves_out_on_more_ranks_is_reported_by_one_o
 
 @pytest.mark.parametrize("options", [{"rank": 0}, {"num_replicas": 2}, {"rank": 2, "num_replicas": 2}, {"rank": -1, "num_replicas": 2}])
 def test_a_rank_without_its_world_is_an_error(options):
-    with pytest.raises(cs.BadInput, check=about("rank")):
+    with pytest.raises(cs.BadInput, check=asks_for("rank")):
         sampler(**options)
 
 
 def test_ranks_and_somebody_who_splits_outside_exclude_each_other():
-    with pytest.raises(cs.BadInput, check=about("rank")):
+    with pytest.raises(cs.BadInput, check=asks_for("rank")):
         sampler(rank=0, num_replicas=2, split="outside")
 
 
 def test_a_world_that_is_found_and_not_told_is_an_error_that_names_both_spellings(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(cs.BadInput, check=about("split")):
+    with pytest.raises(cs.BadInput, check=asks_for("split")):
         sampler()
     assert len(sampler(rank=0, num_replicas=2)) == 4
     assert len(sampler({(1, 1): 28}, split="outside")) == 6, "what accelerate is handed goes round"
@@ -423,7 +423,7 @@ def test_ranks_that_start_after_the_sampler_was_made_are_not_passed_over(monkeyp
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     for use in (len, list, BucketBatchSampler.state_dict):
-        with pytest.raises(cs.BadInput, check=about("split")):
+        with pytest.raises(cs.BadInput, check=asks_for("split")):
             use(one)
     assert (len(reported), list(reported)) == (2, list(sampler(rank=1, num_replicas=3)))
     assert in_turn([list(one) for one in ranks(None, 3)]) == list(outside), "what somebody outside deals goes round, with no batch over"
@@ -451,14 +451,14 @@ def test_a_world_is_found_under_launchers_that_start_ranks_of_one_training(monke
 def test_a_rank_that_nothing_tells_is_an_error(monkeypatch):
     for name, text in {"NODE_RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, text)
-    with pytest.raises(cs.BadInput, check=about("split")):
+    with pytest.raises(cs.BadInput, check=asks_for("split")):
         sampler(split="found")
 
 
 def test_an_initialised_process_group_counts_more_than_the_environment(monkeypatch):
     group = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 0, get_world_size=lambda: 3)
     monkeypatch.setitem(__import__("sys").modules, "torch.distributed", group)
-    with pytest.raises(cs.BadInput, check=about("split")):
+    with pytest.raises(cs.BadInput, check=asks_for("split")):
         sampler()
 
 
@@ -577,7 +577,7 @@ def test_what_is_no_epoch_is_an_error(epoch):
 
 
 def test_what_is_no_data_set_is_an_error_that_says_what_to_pass():
-    with pytest.raises(cs.BadInput, check=about("data")):
+    with pytest.raises(cs.BadInput, check=asks_for("data")):
         sampler(data=[1, 2, 3])
 
 

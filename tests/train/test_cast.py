@@ -11,7 +11,7 @@ import torch
 import cachestore as cs
 from cachestore.encode.pictures.masks import mask_recipe
 from cachestore.train.buffers import BatchBuffers
-from tests.asking import about
+from tests.fakes import asks_for
 from tests.train.stores import FLUX, PLAIN, SDXL, Row, agrees, make_store, recipes
 from tests.train.test_read_batch import assert_read_straight, assert_same
 
@@ -96,7 +96,7 @@ def test_a_mix_is_cast_as_a_whole_or_not_at_all(tmp_path):
     assert {value.dtype for name, value in tensors(mixed.read_batch(range(len(mixed)))) if name in mixed.datasets[0].fields} == {
         torch.float16
     }
-    with pytest.raises(cs.BadInput, check=about("dtype")):
+    with pytest.raises(cs.BadInput, check=asks_for("dtype")):
         cs.MixedDataset([plain, plain.with_dtype(torch.float16)])
 
 
@@ -127,5 +127,5 @@ class Own:
 
 
 def test_a_data_set_of_the_callers_own_is_not_cast():
-    with pytest.raises(cs.BadInput, check=about("dtype")):
+    with pytest.raises(cs.BadInput, check=asks_for("dtype")):
         cs.make_loader(cast("Any", Own()), 1, "single", dtype=torch.float16)

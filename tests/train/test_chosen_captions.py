@@ -9,8 +9,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.files.paths import Layout
-from tests.asking import about
-from tests.fakes import FakeEncoder, publish_catalog
+from tests.fakes import FakeEncoder, asks_for, publish_catalog
 from tests.shares import share
 from tests.train.stores import PLAIN, SDXL, Row, catalog_of, make_store, recipes, stored_text
 from tests.train.test_dataset import batch_of, equal, loader
@@ -138,13 +137,13 @@ def test_a_word_stands_for_the_policy_that_chooses_so(path):
 )
 def test_a_policy_whose_captions_were_not_encoded_is_refused_when_the_data_set_is_opened(path, encoded, asked, says):
     encoded_for(path, encoded)
-    with pytest.raises(cs.BadInput, check=about("captions")):
+    with pytest.raises(cs.BadInput, check=asks_for("captions")):
         cs.CachedDataset(path, captions=asked)
 
 
 def test_only_the_first_captions_were_encoded_is_an_error_for_who_wants_any(path):
     encoded_for(path, cs.CaptionPolicy())
-    with pytest.raises(cs.BadInput, check=about("captions")):
+    with pytest.raises(cs.BadInput, check=asks_for("captions")):
         cs.CachedDataset(path, captions=cs.CaptionPolicy(choose="random"))
 
 

@@ -18,7 +18,7 @@ from cachestore.core.read_block import LatentsBlock, parse_latents
 from cachestore.files.opening import read_at
 from cachestore.train.epoch import Epoch
 from cachestore.train.latents import noise_seed, read_latents
-from tests.asking import about
+from tests.fakes import asks_for, tells_of
 from tests.shares import share
 from tests.train.stores import (
     FLUX,
@@ -152,7 +152,7 @@ def test_a_data_set_of_latents_alone_has_captions_and_no_embeddings(path):
 def test_samples_with_and_without_a_picture_are_in_different_buckets(path):
     data = cs.CachedDataset(make_store(path, [Row("a"), Row("prompt", bucket=None)], recipes()))
     assert data.buckets == {(): [1], (64, 48): [0]}
-    with pytest.raises(cs.BadInput, match="BucketBatchSampler"):
+    with pytest.raises(cs.BadInput, check=tells_of("'a'", "'prompt'", "BucketBatchSampler")):
         batch_of(data, 0, 1)
     assert "latents" not in batch_of(data, 1)
 
@@ -161,9 +161,9 @@ def test_a_sample_that_an_encoder_failed_for_is_left_out(path):
     data = cs.CachedDataset(make_store(path, [Row("a"), Row("broken", fails=True), Row("c", bucket=(48, 64))], recipes()))
     assert (len(data), list(data.ids), data.buckets) == (2, ["a", "c"], {(64, 48): [0], (48, 64): [1]})
     assert (data[1]["sample_id"], data[-1]["sample_id"], data.index("c")) == ("c", "c", 1)
-    with pytest.raises(cs.MissingEntry, match=r"`cachestore why \S+ broken` for the reason"):
+    with pytest.raises(cs.MissingEntry, check=tells_of("`cachestore why ", " broken`")):
         data.index("broken")
-    with pytest.raises(cs.BadInput, match=r"no sample 'z'"):
+    with pytest.raises(cs.BadInput, check=tells_of("'z'")):
         data.index("z")
     with pytest.raises(IndexError):
         data[2]
@@ -181,7 +181,7 @@ def test_pictures_of_unknown_size_are_in_one_bucket_and_fit_together_only_where_
     data = cs.CachedDataset(make_store(path, rows, recipes()))
     assert data.buckets == {(): [0, 1, 2]}
     assert "target_size" not in batch_of(data, 0, 1)
-    with pytest.raises(cs.BadInput, match=r"latents of sample 'a' has the shape \[4, 6, 8\], but that of sample 'c' has \[4, 8, 6\]"):
+    with pytest.raises(cs.BadInput, check=tells_of("'a'", [4, 6, 8], "'c'", [4, 8, 6])):
         batch_of(data, 0, 2)
 
 
@@ -194,7 +194,7 @@ def test_extra_columns_come_out_as_lists_with_none_where_a_sample_has_no_such_co
 @pytest.mark.parametrize("name", ["latents", "target_size", "text_ids", "sample_id"])
 def test_an_extra_column_under_a_name_of_the_batch_is_an_error_that_names_both(path, name):
     data = cs.CachedDataset(make_store(path, [Row("a", extras=f'{{"{name}": 1}}')], recipes(FLUX)))
-    with pytest.raises(cs.BadInput, match=f"'a' has its own column '{name}'"):
+    with pytest.raises(cs.BadInput, check=tells_of("'a'", f"'{name}'")):
         data[0]
 
 
@@ -243,13 +243,13 @@ def test_where_no_moments_are_stored_a_sample_is_what_is_stored_normalised(path,
     raw = stored_latents(made.latents, "a.png", (64, 48))[stored]
     assert np.allclose(cs.CachedDataset(path)[0]["latents"].numpy(), (raw - 0.1159) * 0.3611, atol=1e-6)
     assert (cs.CachedDataset(path, latents="raw")[0]["latents"].numpy() == raw).all()
-    with pytest.raises(cs.BadInput, check=about("latents")):
+    with pytest.raises(cs.BadInput, check=asks_for("latents")):
         cs.CachedDataset(path, latents="moments")
 
 
 def test_a_mean_cannot_be_had_from_one_stored_sample_and_an_unknown_form_is_refused(path):
     make_store(path, ROWS, recipes(stored="sample"))
-    with pytest.raises(cs.BadInput, check=about("latents")):
+    with pytest.raises(cs.BadInput, check=asks_for("latents")):
         cs.CachedDataset(path, latents="mean")
     unknown: Any = "noise"
     with pytest.raises(cs.BadInput):
@@ -295,7 +295,7 @@ def test_a_store_or_name_that_is_not_there_is_reported_with_what_is(path):
     with pytest.raises(cs.StoreNotFound):
         cs.CachedDataset(path)
     make_store(path, ROWS, recipes(), name="cats")
-    with pytest.raises(cs.BadInput, check=about("name")):
+    with pytest.raises(cs.BadInput, check=asks_for("name")):
         cs.CachedDataset(path)
 
 
@@ -308,7 +308,7 @@ def test_the_newest_catalog_is_kept_for_life_and_an_older_one_can_be_asked_for(p
     new = cs.CachedDataset(path)
     assert (len(new), new.generation, len(cs.CachedDataset(path, generation=1))) == (4, 2, 1)
     assert new.digest != old.digest
-    with pytest.raises(cs.BadInput, check=about("generation")):
+    with pytest.raises(cs.BadInput, check=asks_for("generation")):
         cs.CachedDataset(path, generation=7)
 
 
@@ -365,14 +365,14 @@ def test_any_encoded_caption_can_be_had_as_a_batch_of_one(path):
 
 def test_a_caption_that_was_never_encoded_is_missing_and_the_error_names_the_command(path):
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
-    with pytest.raises(cs.MissingEntry, match=r"'unheard of'.*--prompts prompts.txt"):
+    with pytest.raises(cs.MissingEntry, check=tells_of("'unheard of'", "--prompts prompts.txt")):
         data.prompt("unheard of")
 
 
 def test_an_entry_that_is_gone_or_damaged_is_an_error(path):
     made = recipes()
     data = cs.CachedDataset(make_store(path, ROWS, made, leave_out=["a dog"]))
-    with pytest.raises(cs.MissingEntry, match=str(caption_key(made.text, "a dog"))):
+    with pytest.raises(cs.MissingEntry, check=tells_of(caption_key(made.text, "a dog"))):
         data[1]
     for segment in (path / "segments").rglob("*.safetensors"):
         segment.chmod(0o644)
@@ -394,11 +394,11 @@ def test_an_empty_or_mixed_list_is_no_batch_and_of_an_index_that_is_not_there_it
     data = cs.CachedDataset(make_store(path, ROWS, recipes()))
     with pytest.raises(cs.BadInput):
         data.collate([])
-    with pytest.raises(cs.BadInput, match=r"'b.png' \(bucket 64x48\).*'c.png' \(bucket 48x64\).*BucketBatchSampler"):
+    with pytest.raises(cs.BadInput, check=tells_of("'b.png' (bucket 64x48)", "'c.png' (bucket 48x64)", "BucketBatchSampler")):
         batch_of(data, 1, 2)
     empty = data.select([])
     for some, index in ((empty, 0), (empty, -1), (data, len(data)), (data, -len(data) - 1)):
-        with pytest.raises(IndexError, match=f"has {len(some)} samples, but none at {index}: "):
+        with pytest.raises(IndexError, check=tells_of(f"{len(some)} samples", f"at {index}")):
             some.read_batch([index])
 
 
@@ -638,7 +638,7 @@ def test_calls_with_what_cannot_be_meant_are_refused_by_name(path):
         r"an index of the data set must be a whole number .*, not slice\(0, 1, None\)": lambda: data.read_batch([slice(0, 1)]),
         "model must be a path": lambda: data.check(5),
         "datasets must be a list of CachedDatasets": lambda: cs.MixedDataset(data),
-        "a weight must be a number, not 'a'": lambda: cs.MixedDataset([data], wrong),
+        r"weights\[0\] must be a number, not 'a'": lambda: cs.MixedDataset([data], wrong),
         "weights must be a list of numbers": lambda: cs.MixedDataset([data], number),
         "seed must be a whole number": lambda: cs.MixedDataset([data], seed=wrong[0]),
     }
@@ -660,9 +660,7 @@ def test_an_epoch_and_a_generation_may_be_numbers_of_numpy(path):
 )
 def test_torchs_own_collate_is_refused_with_what_to_pass_instead(tmp_path, wrap, options):
     data = cs.CachedDataset(make_store(tmp_path / "store", [Row("a"), Row("b")], recipes()))
-    with pytest.raises(
-        cs.BadInput, match=r"cachestore\.make_loader\(data, batch_size=\d\), or give the DataLoader collate_fn=data\.collate"
-    ):
+    with pytest.raises(cs.BadInput, check=tells_of("cachestore.make_loader", "collate_fn=data.collate")):
         next(iter(DataLoader(wrap(data), **options)))
     (batch,) = DataLoader(wrap(data), batch_size=2, collate_fn=data.collate)
     assert batch["sample_id"] == ["a", "b"]

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import Subset, random_split
 
 import cachestore as cs
-from tests.asking import about
+from tests.fakes import asks_for, tells_of
 from tests.train.stores import Row, make_store, recipes
 from tests.train.test_dataset import ROWS, batch_of, equal, loader
 
@@ -32,7 +32,7 @@ def test_a_part_has_its_samples_in_the_order_asked_for_and_its_own_indices(data)
     assert (list(part.ids), part.buckets, part.index("e.png")) == (["c.png", "a.png", "e.png"], {(48, 64): [0, 2], (64, 48): [1]}, 2)
     assert equal(batch_of(part, 0, 2), batch_of(data, 2, 4))
     assert equal(part.read_batch([0, 2]), batch_of(data, 2, 4))
-    with pytest.raises(cs.BadInput, match=r"this part of the data set 'train' of .* has no sample 'b.png'"):
+    with pytest.raises(cs.BadInput, check=tells_of("part", "'train'", "'b.png'")):
         part.index("b.png")
 
 
@@ -50,11 +50,11 @@ def test_a_sample_that_is_named_twice_comes_twice(data):
 def test_what_is_not_there_is_reported(data):
     with pytest.raises(IndexError):
         data.select([5])
-    with pytest.raises(cs.BadInput, match="no sample 'z'"):
+    with pytest.raises(cs.BadInput, check=tells_of("'z'")):
         data.select(["z"])
     with pytest.raises(cs.MissingEntry):
         data.select(["broken"])
-    with pytest.raises(cs.BadInput, check=about("samples")):
+    with pytest.raises(cs.BadInput, check=asks_for("samples")):
         data.select("a.png")
 
 
@@ -63,7 +63,7 @@ def test_a_sampler_goes_through_a_part_alone_and_its_state_is_of_that_part(data)
     sampler = cs.BucketBatchSampler(part, batch_size=1, seed=4)
     batches = list(loader(part, batch_sampler=sampler, num_workers=1, multiprocessing_context="fork"))
     assert sorted(batch["sample_id"][0] for batch in batches) == ["a.png", "b.png", "d.png"]
-    with pytest.raises(cs.BadInput, check=about("state")):
+    with pytest.raises(cs.BadInput, check=asks_for("state")):
         cs.BucketBatchSampler(data, batch_size=1, seed=4).load_state_dict(sampler.state_dict())
 
 
@@ -88,7 +88,7 @@ def test_a_part_that_torch_cut_has_batched_reads_and_for_a_sampler_select_has_it
     monkeypatch.setattr(data._reader, "get_raw", lambda keys: calls.append(keys) or read(keys))
     assert [sample["sample_id"] for sample in part.__getitems__([0, 1])] == ["e.png", "a.png"]
     assert len(calls) == 1
-    with pytest.raises(cs.BadInput, check=about("data")):
+    with pytest.raises(cs.BadInput, check=asks_for("data")):
         cs.BucketBatchSampler(part, batch_size=1)  # pyright: ignore[reportArgumentType]
     one, other = random_split(data, [3, 2])
     assert sorted([*data.select(one.indices).ids, *data.select(other.indices).ids]) == sorted(data.ids)

@@ -5,6 +5,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.train.dataset import CachedDataset
+from tests.fakes import tells_of
 from tests.train.stores import Row, make_store, recipes
 
 pytestmark = pytest.mark.torch
@@ -38,5 +39,5 @@ def test_no_indices_have_no_rows_and_are_no_part(selection):
 
 
 def test_an_index_that_there_is_not_is_named_with_the_data_set(selection):
-    with pytest.raises(IndexError, match=r"the data set 'train' of .* has 3 samples, but none at 3"):
+    with pytest.raises(IndexError, check=tells_of("'train'", "3 samples", "at 3")):
         selection.rows_at([0, 3])

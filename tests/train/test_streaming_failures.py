@@ -17,7 +17,7 @@ import cachestore as cs
 from cachestore.core.errors import RemoteFailed
 from cachestore.remote import downloads
 from cachestore.remote.cache import used_bytes
-from tests.fakes import ROOT
+from tests.fakes import ROOT, tells_of
 from tests.leaks import held
 from tests.remote.server import served
 from tests.remote.servers import seaweed
@@ -123,9 +123,7 @@ def test_a_server_that_is_gone_for_ever_is_named_within_the_bound(path, tmp_path
         data, _own = open_both(path, tmp_path, ADDRESS)
         state.faults += ["reset"] * 100_000
     before, began = held(), time.monotonic()
-    with pytest.raises(
-        RemoteFailed, match=rf"the data set 'train' of {ADDRESS}: cannot read {ADDRESS}/segments/.+ run the same command again"
-    ):
+    with pytest.raises(RemoteFailed, check=tells_of("'train'", f"{ADDRESS}/segments/")):
         list(cs.make_loader(data, batch_size=4))
     limits = downloads._LIMITS
     assert time.monotonic() - began < limits.retry_seconds + downloads._SLACK_SECONDS

@@ -20,8 +20,3 @@ def send(kind, store, out, **options: Any):
 def equal(one, other):
     """Bit for bit."""
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
-def names(option):
-    """A check for `pytest.raises`: the error says that this argument would have to change."""
-    return lambda error: error.option == option

@@ -20,11 +20,11 @@ from cachestore.encode.pictures.masks import mask_recipe
 from cachestore.files.paths import Layout
 from cachestore.store.format.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.store.write.writer import open_store
-from tests.fakes import publish_catalog
+from tests.fakes import asks_for, publish_catalog
 from tests.train import stores
 from tests.trainers import trainers
 from tests.trainers.ai_toolkit.files import aitk_paths
-from tests.trainers.caches import bring, names, send
+from tests.trainers.caches import bring, send
 from tests.trainers.musubi.files import read_musubi
 from tests.trainers.sd_scripts.files import sd_latents_path, write_sd_scripts
 from tests.trainers.simpletuner.files import read_simpletuner, write_simpletuner
@@ -293,7 +293,7 @@ def test_what_a_trainer_has_no_place_for_is_refused_and_the_choice_that_is_named
     store = make_store(tmp_path / "store", wanted)
     if wanted.family == "sdxl":
         store = without_text(store)
-    with pytest.raises(BadInput, check=names(*choice)):
+    with pytest.raises(BadInput, check=asks_for(*choice)):
         send(kind, store, out)
     assert not out.exists()
     report = send(kind, store, out, **choice)
@@ -320,17 +320,17 @@ def test_the_chosen_crop_and_resolution_alone_are_written(tmp_path, out):
 
 def test_drawn_crops_are_never_found_by_ai_toolkit(tmp_path, out):
     store = make_store(tmp_path / "store", Wanted(options={"crop": "random", "seed": 0}))
-    with pytest.raises(BadInput, check=names("name")):
+    with pytest.raises(BadInput, check=asks_for("name")):
         send("ai-toolkit", store, out)
 
 
 def test_choices_that_cannot_be_made_are_refused(tmp_path, out):
     store = make_store(tmp_path / "store")
-    with pytest.raises(BadInput, check=names("resolution_only")):
+    with pytest.raises(BadInput, check=asks_for("resolution_only")):
         send("musubi", store, out, resolution_only=1024)
-    with pytest.raises(BadInput, check=names("leave_out")):
+    with pytest.raises(BadInput, check=asks_for("leave_out")):
         send("musubi", store, out, leave_out=["faces"])
-    with pytest.raises(BadInput, check=names("variant_only")):
+    with pytest.raises(BadInput, check=asks_for("variant_only")):
         send("musubi", store, out, variant_only=1)
     assert not out.exists()
 
@@ -390,5 +390,5 @@ def test_ltx_finds_all_resolutions_and_sources_in_one_folder(store, out, monkeyp
     stems = [f"{source}/{side}/{stem}.pt" for source in "xy" for side in (256, 512) for stem in ("a/one", "two")]
     assert paths == {f"{kind}/{stem}" for kind in ("latents", "conditions") for stem in stems}
     assert written.remarks == ("the latents have 3 shapes, and ltx puts any samples into one batch: train with a batch size of 1",)
-    with pytest.raises(BadInput, check=names("leave_out")):
+    with pytest.raises(BadInput, check=asks_for("leave_out")):
         send("ltx", make_store(out / "flipped", Wanted(options={"flip": True}, **of_ltx)), out)

@@ -12,7 +12,8 @@ from cachestore.trainers.exported import Named
 from cachestore.trainers.families import FAMILIES, family_named
 from cachestore.trainers.simpletuner import format as simpletuner
 from cachestore.trainers.table import load_formats
-from tests.trainers.caches import bring, equal, names
+from tests.fakes import asks_for
+from tests.trainers.caches import bring, equal
 from tests.trainers.simpletuner.files import st_text_path
 from tests.trainers.trainers import PICTURES, noise
 
@@ -36,7 +37,7 @@ def flux2(tmp_path, monkeypatch):
 
 
 def test_files_whose_name_several_models_share_are_imported_only_for_a_named_family(data, flux2, store):
-    with pytest.raises(BadInput, check=names("family")):
+    with pytest.raises(BadInput, check=asks_for("family")):
         bring("simpletuner", flux2, store, data)
     assert not store.exists()
     assert bring("simpletuner", flux2, store, data, family="flux2-klein-9b").family == "flux2-klein-9b"

@@ -22,8 +22,9 @@ from cachestore.jobs.start.declared_model import DeclaredEncoder
 from cachestore.store.format.catalog import newest_catalog
 from tests.encode import tiny_families
 from tests.encode.footage import moving, numbered, numbers_of, write
+from tests.fakes import asks_for
 from tests.trainers import trainers
-from tests.trainers.caches import bring, equal, names, send
+from tests.trainers.caches import bring, equal, send
 from tests.trainers.diffusion_pipe.files import write_diffusion_pipe_wan
 from tests.trainers.musubi.files import write_musubi
 
@@ -123,7 +124,7 @@ def test_a_rate_that_the_trainer_took_is_recorded_and_decides_how_many_frames_a_
     write_clip(tmp_path / "cache", "dog", 5, 9)
     reasons = reasons_of(bring("musubi", tmp_path / "cache", tmp_path / "other", videos, fps=8))
     assert "is of the frames 5 to 13, but the video has 12" in reasons["dog.mkv#00005-009"]
-    with pytest.raises(BadInput, check=names("fps")):
+    with pytest.raises(BadInput, check=asks_for("fps")):
         bring("musubi", tmp_path / "cache", store, videos, fps=-1)
 
 
@@ -289,7 +290,7 @@ def test_the_rate_of_diffusion_pipes_clips_is_that_of_the_model_which_its_folder
 )
 def test_clips_of_diffusion_pipe_are_refused_while_nobody_says_which_frames_they_have(videos, store, tmp_path, folder, claims, option):
     write_wan(tmp_path / folder)
-    with pytest.raises(BadInput, check=names(option)):
+    with pytest.raises(BadInput, check=asks_for(option)):
         bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan")
     assert not store.exists()
     assert bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan", encode=["text"]).complete

@@ -159,7 +159,8 @@ def common_dtype(components: Mapping[str, Component], option: str, asked: str) -
     if len(found) != 1 or asked not in ("auto", *found):
         raise BadInput(
             f"the loaded modules are {' and '.join(sorted(found))}, and cachestore does not convert them: convert them to one"
-            f" dtype, and leave {option} out"
+            f" dtype, and leave {option} out",
+            option=option,
         )
     return found.pop()
 
@@ -172,7 +173,8 @@ def common_device(components: Mapping[str, Component], asked: str) -> str:
     if len(found) != 1 or not is_there:
         raise BadInput(
             f"the loaded modules are on {' and '.join(sorted(found))}, and cachestore does not move them: move them to one"
-            " device, and leave device out"
+            " device, and leave device out",
+            option="device",
         )
     return found.pop()
 

@@ -215,7 +215,7 @@ def _musubi_buckets(resolution: int, step: int) -> tuple[Size, ...]:
         if height := area // width // step * step:
             found |= {Size(width, height), Size(height, width)}
     if not found:
-        raise BadInput(f"resolution {resolution} gives no bucket of musubi-tuner: it must be at least {step}")
+        raise BadInput(f"resolution {resolution} gives no bucket of musubi-tuner: it must be at least {step}", option="resolution")
     return tuple(sorted(found))
 
 

@@ -45,7 +45,8 @@ def bucket_list(resolution: int, step: int, shortest: int | None = None, longest
     if step < 1 or resolution < step:
         raise BadInput(
             f"resolution {resolution} with bucket step {step} gives no bucket: the step must be at least 1, and the resolution at"
-            " least the step"
+            " least the step",
+            option="resolution",
         )
     area = resolution * resolution
     least = max(step, (min(SHORTEST_SIDE, resolution // 2) if shortest is None else shortest) // step * step)
@@ -53,7 +54,8 @@ def bucket_list(resolution: int, step: int, shortest: int | None = None, longest
     if (shortest is not None and resolution < least) or (longest is not None and resolution > most):
         raise BadInput(
             f"resolution {resolution} is not between the shortest and the longest side of its buckets, {least} and {most} pixels: set these"
-            f" by {option('bucket_min')} and {option('bucket_max')}"
+            f" by {option('bucket_min')} and {option('bucket_max')}",
+            option="resolution",
         )
     square = resolution // step * step
     found = {Size(square, square)}

@@ -161,7 +161,9 @@ def plan_request(
     previous = newest_catalog(layout, request.name, io="mmap")
     unused = listing.unused(_references_of(plan)).as_json()
     if not plan.unit_count and (plan.ids or previous is None):  # else all samples leave an existing data set: `compare` handles that
-        raise BadUsage(_nothing_in_words(request, len(plan.ids), (*plan.remarks, *unused_in_words(listing.unused(()).as_json()))))
+        raise BadUsage(
+            _nothing_in_words(request, len(plan.ids), (*plan.remarks, *unused_in_words(listing.unused(()).as_json()))), option="data"
+        )
     _check_resampler(plan, encoders)
     comparing = compare_with or partial(compare, replace_allowed=request.replace, asked=request.hints())
     changes = (*comparing(plan, previous), *_what_moved(plan, previous, request))
@@ -216,9 +218,9 @@ def _announce(layout: Layout, heartbeat: Heartbeat, intent: Intent) -> None:
 def _check_names(request: PrecomputeRequest, listing: Listing) -> None:
     """Raise BadUsage for files that may be masks or pictures, and for captions of another spelling where most samples have none."""
     if listing.seen.asks:
-        raise BadUsage("; ".join(listing.seen.asks))
+        raise BadUsage("; ".join(listing.seen.asks), option="roles")
     if listing.seen.captions_elsewhere and _asks_for_text(request):
-        raise BadUsage("; ".join(listing.seen.captions_elsewhere))
+        raise BadUsage("; ".join(listing.seen.captions_elsewhere), option="caption")
 
 
 def _intent_of(
@@ -425,7 +427,7 @@ def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
             return
     _refuse_rows(request, seen)
     if not is_wanted:
-        raise BadUsage(_nothing_in_words(request, count, (*seen.in_words(), *unused_in_words(listing.unused(()).as_json()))))
+        raise BadUsage(_nothing_in_words(request, count, (*seen.in_words(), *unused_in_words(listing.unused(()).as_json()))), option="data")
 
 
 def _asks_for_text(request: PrecomputeRequest) -> bool:
@@ -435,10 +437,10 @@ def _asks_for_text(request: PrecomputeRequest) -> bool:
 def _refuse_rows(request: PrecomputeRequest, seen: Remarks) -> None:
     """Raise BadUsage for sources of which no row has a caption, or none a picture, if these are to be encoded."""
     if seen.uncaptioned and _asks_for_text(request):
-        raise BadUsage("; ".join(seen.uncaptioned))
+        raise BadUsage("; ".join(seen.uncaptioned), option="caption")
     if seen.pictureless and LATENTS in request.encode:
         instead = f"rename the column, or pass {option('encode', 'text')} for captions alone"
-        raise BadUsage("; ".join([*seen.pictureless, instead, *seen.misspelt]))
+        raise BadUsage("; ".join([*seen.pictureless, instead, *seen.misspelt]), option="encode")
 
 
 def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequence[str]) -> str:

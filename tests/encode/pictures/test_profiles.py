@@ -13,6 +13,7 @@ from cachestore.encode.pictures import images
 from cachestore.encode.pictures.colours import adobe_rgb, judged, profile_of_codes
 from tests.encode import drawn_pictures
 from tests.encode.drawn_pictures import GREYS, P3, SPACES, SRGB, Space, chunk, icc, icc_of, png, power, scene, shown, srgb_light, tiff
+from tests.fakes import tells_of
 
 
 def samples(channels=3, levels=256):
@@ -256,7 +257,7 @@ def jp2_with(method, content):
 def test_colour_spaces_of_jpeg_2000_that_are_not_decoded_are_refused():
     images.decode(jp2_with(1, struct.pack(">I", 16)))
     for space in (14, 20, 21):
-        with pytest.raises(EncodeFailed, match=f"space {space} of JPEG 2000"):
+        with pytest.raises(EncodeFailed, check=tells_of("JPEG 2000", space)):
             images.decode(jp2_with(1, struct.pack(">I", space)))
 
 

@@ -19,7 +19,7 @@ from cachestore.store.format.catalog import list_generations
 from cachestore.store.read.snapshot import list_segments, load_snapshot
 from cachestore.store.write.listing_numbers import listing_number, listing_numbers
 from tests import fakes
-from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, open_pass, pictures, run_pass
+from tests.fakes import FakeEncoder, Pictures, as_launch, captions, catalog, open_pass, pictures, run_pass, tells_of
 from tests.jobs.bench import edits, failed, seeing, worked_on
 
 
@@ -324,7 +324,7 @@ def listed(catalog):
 def test_an_older_listing_never_takes_the_place_of_a_newer_one_and_its_entries_stay(root):
     older = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing=1)
     fakes.run(root, captions("a", "b", "c"), FakeEncoder(), listing=2)
-    with pytest.raises(Superseded, match=r"generation 1 \(3 samples; this run lists 2\).*[Rr]un the same command"):
+    with pytest.raises(Superseded, check=tells_of("generation 1", "3 samples", "lists 2")):
         run_pass(older)
     assert listed(catalog(root)) == (["0000", "0001", "0002"], 1, 2)
     other = fakes.job(root, captions("x"), [FakeEncoder()], listing=1)
@@ -373,7 +373,7 @@ def test_a_catalog_that_comparison_refuses_is_not_published(root):
 
     one = fakes.job(root, captions("a"), [FakeEncoder()], listing=2, compare=refuse)
     fakes.run(root, captions("b"), FakeEncoder(), listing=1)
-    with pytest.raises(RecipeMismatch, match="generation 1"):
+    with pytest.raises(RecipeMismatch, check=tells_of("generation 1")):
         run_pass(one)
     assert list_generations(one.layout, "train") == [1]
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from cachestore.store.read.fetch import Checked, Fetcher, is_gone
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import create_store
-from tests.fakes import examples, refusing
+from tests.fakes import examples, refusing, tells_of
 from tests.leaks import held
 from tests.store.stores import damage, flip, key_of, location_of, plain, put, tensors_of
 
@@ -81,7 +80,7 @@ def test_pread_gives_fresh_bytes_of_the_callers_own_and_mmap_a_view_that_cannot_
 def test_a_damaged_entry_is_a_corrupt_entry_that_names_key_file_and_way_out(layout, fetcher, io, verify):
     digest = put(layout, 1)
     damage(layout, 1)
-    with pytest.raises(CorruptEntry, match=rf"{key_of(1)}.*segments/../{digest}.*cachestore repair"):
+    with pytest.raises(CorruptEntry, check=tells_of(key_of(1), digest, "cachestore repair")):
         fetcher(io=io, verify=verify).fetch(key_of(1), location_of(layout, 1))
 
 
@@ -91,7 +90,7 @@ def test_what_to_run_can_be_pasted_also_for_a_store_with_a_space_in_its_path(tmp
     damage(layout, 1)
     with closing(load_snapshot(layout)) as snapshot:
         reading = Fetcher(layout, Checked(snapshot.segments()))
-    with closing(reading), pytest.raises(CorruptEntry, match=re.escape(f"run `cachestore repair '{layout.root}' --refill`")):
+    with closing(reading), pytest.raises(CorruptEntry, check=tells_of(f"`cachestore repair '{layout.root}' --refill`")):
         reading.fetch(key_of(1), location_of(layout, 1))
 
 
@@ -364,7 +363,7 @@ class TestFetchingInto:
     def test_a_damaged_entry_is_a_corrupt_entry_that_names_it(self, layout, fetcher, io, verify):
         digest = put(layout, 1, 2, 3)
         flip(layout.segment(digest), location_of(layout, 2).offset)
-        with pytest.raises(CorruptEntry, match=rf"{key_of(2)}.*segments/../{digest}.*cachestore repair"):
+        with pytest.raises(CorruptEntry, check=tells_of(key_of(2), digest, "cachestore repair")):
             fetcher(io=io, verify=verify).fetch_into(*self.wanted(layout, 1, 2, 3))
 
     @pytest.mark.parametrize("verify", ["first", "always", "never"])

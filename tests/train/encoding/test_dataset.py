@@ -19,8 +19,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.share.workers import read_heartbeats
 from cachestore.store.format.catalog import list_generations
 from cachestore.train.encoding.dataset import AT_ONCE
-from tests.asking import about
-from tests.fakes import LOG, captioned, logged, refusing
+from tests.fakes import LOG, asks_for, captioned, logged, refusing, tells_of
 from tests.leaks import held
 from tests.train.encoders import ReadableEncoder
 
@@ -134,7 +133,7 @@ def test_a_batch_of_which_nothing_can_be_encoded_is_an_error_that_names_its_samp
     for path in pictures.glob("*.png"):
         path.write_bytes(b"undecodable")
     data = opened(root, pictures)
-    with pytest.raises(cs.EncodeFailed, match=r"no sample of this batch could be encoded: '.*\.png' \(this is no picture\)"):
+    with pytest.raises(cs.EncodeFailed, check=tells_of(".png'", "no picture")):
         epochs(data, 1, ahead=0)
 
 
@@ -273,12 +272,12 @@ def test_nothing_is_left_behind_in_the_process(root, pictures, is_left):
 
 def test_it_cannot_leave_its_process_nor_be_mixed_or_divided_before_it_is_complete(root, pictures, full):
     data = opened(root, pictures)
-    with pytest.raises(cs.BadInput, check=about("num_workers")):
+    with pytest.raises(cs.BadInput, check=asks_for("num_workers")):
         pickle.dumps(data)
     with pytest.raises(cs.BadInput, match="num_workers=0"):
         list(DataLoader(data, batch_sampler=cs.BucketBatchSampler(data, 3, rank=0, num_replicas=1), collate_fn=data.collate, num_workers=1))
     for action in (lambda: data.select([0]), lambda: data.batch_slice([0])):
-        with pytest.raises(cs.BadInput, match=r"call its `finish\(\)`"):
+        with pytest.raises(cs.BadInput, check=tells_of("`finish()`")):
             action()
     assert data.finish().complete
     assert list(data.select([2]).ids) == [full.ids[2]]
@@ -286,12 +285,9 @@ def test_it_cannot_leave_its_process_nor_be_mixed_or_divided_before_it_is_comple
     same(data.select([2]).read_batch([0]), full.select([2]).read_batch([0]))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"procs": 2}, "procs starts processes"), ({"rezolution": 3}, "has no option 'rezolution'"), ({"store": ""}, "store")],
-)
-def test_what_cannot_be_used_is_refused_before_anything_is_read(root, options, says):
-    with pytest.raises(cs.BadInput, match=says):
+@pytest.mark.parametrize("options", [{"procs": 2}, {"rezolution": 3}, {"store": ""}])
+def test_what_cannot_be_used_is_refused_before_anything_is_read(root, options):
+    with pytest.raises(cs.BadInput, check=asks_for(next(iter(options)))):
         cs.ReadThrough.of("model", **{"store": root, **options})
     assert not root.exists()
 

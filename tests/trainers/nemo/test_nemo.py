@@ -12,9 +12,10 @@ from cachestore.trainers.exported import ExportVariant, Named
 from cachestore.trainers.families import family_named
 from cachestore.trainers.matching import ClipFrames
 from cachestore.trainers.nemo import format as nemo
+from tests.fakes import asks_for
 from tests.trainers import trainers
 from tests.trainers.ai_toolkit.files import aitk_info, aitk_paths, write_ai_toolkit
-from tests.trainers.caches import bring, equal, names, send
+from tests.trainers.caches import bring, equal, send
 from tests.trainers.trainers import PICTURES, noise
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]
@@ -64,9 +65,9 @@ def test_a_data_set_without_text_or_latents_is_refused_and_an_import_too(tmp_pat
         with pytest.raises(BadInput):
             send(KIND, tmp_path / kind, out)
     assert not out.exists()
-    with pytest.raises(BadInput, check=names("format")):
+    with pytest.raises(BadInput, check=asks_for("format")):
         bring(KIND, data, store, data)
-    with pytest.raises(BadInput, match=r"did you mean 'nemo-automodel'\?"):
+    with pytest.raises(BadInput, check=asks_for("format", "'nemo-automodel'")):
         send("nemo", tmp_path / "text", out)
 
 

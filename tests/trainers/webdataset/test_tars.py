@@ -23,9 +23,9 @@ from cachestore.store.read.snapshot import open_layout
 from cachestore.trainers import export_target
 from cachestore.trainers.webdataset import exporting as tar_exporting
 from tests import fakes, pages
+from tests.fakes import asks_for
 from tests.leaks import held
 from tests.train.stores import Row, make_store, recipes
-from tests.trainers.caches import names
 
 ROWS = (
     Row("a/one.png", ("a red fox, in snow", "ein grüner Vogel"), controls=((64, 48),), has_mask=True, extras='{"weight":0.5}'),
@@ -391,9 +391,9 @@ def test_text_whose_parts_do_not_join_fails(tmp_path, sent):
 
 
 def test_options_of_a_trainers_format_are_refused_with_their_names(store, out):
-    with pytest.raises(BadInput, check=names("family")):
+    with pytest.raises(BadInput, check=asks_for("family")):
         send(store, out, family="flux", leave_out=["masks"])
-    with pytest.raises(BadInput, check=names("data")):
+    with pytest.raises(BadInput, check=asks_for("data")):
         bring(out, store, data="data", claims={"model": "m"})
 
 
@@ -411,7 +411,7 @@ def test_nothing_to_import_is_said_in_a_sentence(tmp_path, store):
 
 def test_other_values_under_the_name_are_replaced_only_if_that_is_said(tmp_path, sent):
     other = make_store(tmp_path / "other", [Row("1")], recipes(stored="mean"))
-    with pytest.raises(RecipeMismatch, check=names("name")):
+    with pytest.raises(RecipeMismatch, check=asks_for("name")):
         bring(sent, other)
     assert bring(sent, other, name="more").report.generation == 1
     assert bring(sent, other, replace=True).report.generation == 2
