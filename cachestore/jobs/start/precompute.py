@@ -1,6 +1,7 @@
 """`precompute` encodes a data set, in this process or in workers that it starts. `plan` reports beforehand what it would do.
 
-`precompute_here` and `precompute_in_processes` are the two ways; both list the source and plan once.
+`precompute_here` and `precompute_in_processes` are the two ways; in each, a process lists the source and plans once.
+Workers take over what their parent planned; without that, or for samples in memory, each worker lists for itself.
 """
 
 import logging
