@@ -1,9 +1,9 @@
 """Which partitions a worker claims next. Pure functions, for workers and for the simulation of many ranks.
 
 A claim covers a range of partitions. Ranges are whole powers of two at multiples of their size, so two of them are apart or one contains
-the other, whatever world sizes workers believe in. `ranges_of` says which of them are claimed: workers that agree on the world size try
-the same names, of which the file system gives each to one. Where workers do not agree, a listing shows what is taken, and a range that
-two claimed between two listings is encoded twice.
+the other. `ranges_of` says which of them are claimed. All workers cut a round by the world size in its record, so they try the same names,
+of which the file system gives each to one. A trainer claims single partitions of what it needs at once: if another worker claims their
+range between two listings, these units are encoded twice.
 """
 
 from collections.abc import Collection, Sequence
