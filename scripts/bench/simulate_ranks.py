@@ -35,7 +35,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cachestore.files.paths import ClaimName, Layout, PassFolder
-from cachestore.jobs.share.choice import choose, parts_to_take, poll_seconds, ranges_of
+from cachestore.jobs.share.choice import LEAST_WORKERS, choose, parts_to_take, poll_seconds, ranges_of
 from cachestore.jobs.share.claims import Claims
 from cachestore.jobs.share.partition import bounds, partition_count, runs_of
 from cachestore.jobs.share.workers import Beat, Watch, heartbeat_seconds
@@ -235,12 +235,12 @@ class Simulation:
         board = self.board
         board.listings += 2
         each, world = self.case.units // max(1, self.count), self.case.ranks
-        ranges = ranges_of(self.count, each=each, world_size=world)
+        ranges = ranges_of(self.count, each=each, workers=max(LEAST_WORKERS, world))
         choice = choose(ranges, finished=board.finished, claimed=board.newest.keys(), start=rank.number, each=each, world_size=world)
         if choice.free:
             return [p for partitions in choice.free if rank.claims.take(0, 0, partitions) for p in partitions]
         held = rank.claims.judge({(0, p): board.newest[p] for p in choice.held})
-        parts, most = parts_to_take(held, each=each, world_size=world)
+        parts, most = parts_to_take(held, each=each, workers=max(LEAST_WORKERS, world), world_size=world)
         taken: list[int] = []
         for claim, partitions in parts:
             if taken and len(taken) + len(partitions) > most:

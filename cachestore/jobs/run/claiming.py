@@ -42,7 +42,8 @@ class Claiming:
         each = len(opened.units[recipe]) // max(1, count)
         units = max(GROUP_UNITS, WINDOWS * self._job.encoders[recipe].window)
         # What a trainer needs now is claimed partition by partition: ranks that need some of the same at once then share them.
-        ranges = [range(p, p + 1) for p in only or ()] or ranges_of(count, each=each, world_size=opened.world, units=units)
+        cut = ranges_of(count, each=each, workers=opened.workers, units=units)
+        ranges = cut if only is None else [range(p, p + 1) for p in only]
         rank = self._job.rank_info.rank
         start = 0 if only is not None else int(self._claims.worker[:8], 16) if rank is None else rank
         lost = self._lost.setdefault((opened.number, recipe), set())
@@ -56,7 +57,7 @@ class Claiming:
             if not choice.free:
                 lost.clear()
                 held = self._claims.judge({(recipe, p): newest[p] for p in choice.held if p in newest})
-                return self._take_over(opened, parts_to_take(held, each=each, world_size=opened.world, units=units))
+                return self._take_over(opened, parts_to_take(held, each=each, workers=opened.workers, world_size=world, units=units))
             taken = [partitions for partitions in choice.free if self._claims.take(opened.number, recipe, partitions)]
             if taken:
                 return [(recipe, p) for partitions in taken for p in partitions]

@@ -22,6 +22,7 @@ from cachestore.jobs.run.catalog_maker import make_catalog, publish_catalog
 from cachestore.jobs.run.pass_counts import count_made, count_masks, list_changed, list_failures, recheck_of
 from cachestore.jobs.run.presence import Presence, held_keys
 from cachestore.jobs.run.task import Job
+from cachestore.jobs.share.choice import LEAST_WORKERS
 from cachestore.jobs.share.ledgers import read_ledgers
 from cachestore.jobs.share.outcomes import FAILED, Mask, Outcomes
 from cachestore.jobs.share.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
@@ -72,8 +73,8 @@ class Reconciler:
         reusable = self._presence.reusable(self._presence.known_before(catalog), snapshot)
         generation = catalog.generation if catalog is not None and reusable.any() else None
         # A trainer claims partition by partition what it needs next: then all do.
-        world = PARTITION_LIMIT if order else self.job.rank_info.world_size
-        self._publish_round(0, ~reusable, generation, world, order)
+        workers = PARTITION_LIMIT if order else max(LEAST_WORKERS, self.job.rank_info.world_size)
+        self._publish_round(0, ~reusable, generation, workers, order)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Return the units that neither an unfinished pass nor the newest catalog shows to be present. Reads no source file."""
@@ -130,19 +131,19 @@ class Reconciler:
         is_final = (history.outcomes.states == FAILED) & ~history.outcomes.transient
         reopened = missing & (history.earlier | (~is_final & (history.tries < ROUND_LIMIT)))
         if reopened.any():
-            self._publish_round(opened.number + 1, reopened, opened.generation, opened.world)
+            self._publish_round(opened.number + 1, reopened, opened.generation, opened.workers)
             return None
         failed = {index: history.outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
         return self._finish(history.outcomes, failed, snapshot)
 
-    def _publish_round(self, number: int, chosen: Mask, generation: int | None, world: int, order: Sequence[int] = ()) -> None:
+    def _publish_round(self, number: int, chosen: Mask, generation: int | None, workers: int, order: Sequence[int] = ()) -> None:
         plan = self.job.plan
         listed = np.array([*dict.fromkeys((*order, *np.flatnonzero(chosen).tolist()))], np.int64)
         listed = listed[chosen[listed]]
         recipes = np.searchsorted([plan.units_of(recipe).stop for recipe in range(len(plan.recipes))], listed, side="right")
         units = tuple(listed[recipes == recipe].tolist() for recipe in range(len(plan.recipes)))
         request = self.job.request if number == 0 else None
-        opened = Round(number, units, self.job.launch, time.time(), generation, world)
+        opened = Round(number, units, self.job.launch, time.time(), generation, workers)
         publish_round(self.job.layout, self.ref, plan, opened, request)
 
     # What is known

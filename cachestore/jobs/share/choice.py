@@ -1,9 +1,9 @@
 """Which partitions a worker claims next. Pure functions, for workers and for the simulation of many ranks.
 
 A claim covers a range of partitions. Ranges are whole powers of two at multiples of their size, so two of them are apart or one contains
-the other. `ranges_of` says which of them are claimed. All workers cut a round by the world size in its record, so they try the same names,
-of which the file system gives each to one. A trainer claims single partitions of what it needs at once: if another worker claims their
-range between two listings, these units are encoded twice.
+the other. `ranges_of` says which of them are claimed. All workers cut a round for the number of workers in its record, so they try the same
+names, of which the file system gives each to one. A trainer claims single partitions of what it needs at once: if another worker claims
+their range between two listings, these units are encoded twice.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,6 +19,9 @@ from cachestore.jobs.share.workers import Life
 GROUP_PARTITIONS: Final = 8
 GROUP_UNITS: Final = 64
 """A worker claims up to 8 partitions at once, or more if 64 units need more: batches are then full and segments not tiny."""
+
+LEAST_WORKERS: Final = 8
+"""A round is cut for at least so many workers: a later run may have more than the one that opened it."""
 
 POLL_SECONDS: Final = 0.2
 POLLS_PER_SECOND: Final = 256
@@ -60,12 +63,12 @@ class Takeover(NamedTuple):
 
 
 @lru_cache(64)
-def ranges_of(count: int, *, each: int, world_size: int, units: int = GROUP_UNITS) -> tuple[range, ...]:
+def ranges_of(count: int, *, each: int, workers: int, units: int = GROUP_UNITS) -> tuple[range, ...]:
     """Return the ranges in which `count` partitions of `each` units are claimed: smaller towards the end, so that every worker has some."""
     ranges: list[range] = []
     first = 0
     while first < count:
-        size = 1 << (group_size(each, count - first, world_size, units).bit_length() - 1)
+        size = 1 << (group_size(each, count - first, workers, units).bit_length() - 1)
         ranges.append(range(first, first + size))
         first += size
     return tuple(ranges)
@@ -117,7 +120,7 @@ def _group_limit(each: int, units: int) -> int:
     return max(GROUP_PARTITIONS, units // max(1, each))
 
 
-def parts_to_take(held: Collection[Held], *, each: int, world_size: int, units: int = GROUP_UNITS) -> Takeover:
+def parts_to_take(held: Collection[Held], *, each: int, workers: int, world_size: int, units: int = GROUP_UNITS) -> Takeover:
     """Return what an idle worker may take over: as many partitions of one dead or silent worker as of free ones.
 
     Without any, the last partition of the slow worker whose count has stood still longest: at worst that makes duplicates.
@@ -128,7 +131,7 @@ def parts_to_take(held: Collection[Held], *, each: int, world_size: int, units: 
             if one.holder == gone[0].holder:
                 # Cut by the claim, not by what is left of it: so all that take over from it try the same names.
                 first, count = one.claim.first, len(one.claim.partitions)
-                cut = ranges_of(count, each=each, world_size=world_size, units=units)
+                cut = ranges_of(count, each=each, workers=workers, units=units)
                 pieces = [range(first + piece.start, first + piece.stop) for piece in cut]
                 parts += [(one.claim, run) for piece in pieces for run in runs_of(p for p in one.partitions if p in piece)]
         return Takeover(parts, group_size(each, sum(len(one.partitions) for one in gone), world_size, units))

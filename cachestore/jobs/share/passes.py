@@ -51,8 +51,8 @@ class Round:
     """Seconds since the epoch, by the clock of the worker that began it; for reports only."""
     generation: int | None = None
     """The catalog from which the units left out of round 0 were taken."""
-    world: int = 1
-    """The world size by which its ranges are cut: all that claim them cut alike, whatever world size they believe in."""
+    workers: int = 1
+    """For how many workers its ranges are cut. All that claim them cut alike, whatever world size they believe in."""
 
     def partition_count(self, recipe: int) -> int:
         """Return the number of a recipe's partitions in this round."""
@@ -162,7 +162,7 @@ def publish_round(layout: Layout, ref: PassRef, plan: Plan, opened: Round, reque
     listed = [list(units) for units in opened.units]
     units = [None if each == list(plan.units_of(recipe)) else each for recipe, each in enumerate(listed)]
     body: dict[str, Json] = {"plan": ref.plan, "pass": ref.number, "round": opened.number, "units": units, "launch": opened.launch}
-    body |= {"started": opened.started, "generation": opened.generation, "world": opened.world}
+    body |= {"started": opened.started, "generation": opened.generation, "workers": opened.workers}
     body |= {"request": dict(request)} if request else {}
     return publish(layout, ref.folder(layout).round(opened.number), [encode_record(ROUND_FORMAT, VERSION, body)])
 
@@ -204,7 +204,7 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
     try:
         units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))
         generation = None if generation is None else int(generation)
-        found = Round(number, units, str(body["launch"]), float(body["started"]), generation, max(1, int(body["world"])))
+        found = Round(number, units, str(body["launch"]), float(body["started"]), generation, max(1, int(body["workers"])))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise damaged(f"{path} names units that are not in its plan", path) from error
     if len(units) != len(plan.recipes):

@@ -25,7 +25,7 @@ def held(*partitions, life=Life.LIVE, still=0.0, is_slow=False, holder="one", cl
 
 def taken(*claims, each=1, world=1):
     """The partitions that may be taken over, as ranges, and how many of them at once."""
-    takeover = parts_to_take(claims, each=each, world_size=world)
+    takeover = parts_to_take(claims, each=each, workers=world, world_size=world)
     return [[*partitions] for _claim, partitions in takeover.parts], takeover.most
 
 
@@ -38,7 +38,7 @@ def chosen(ranges, *, finished=(), claimed=(), start=0, each=1, world=1):
 
 @given(st.integers(0, PARTITION_LIMIT), st.integers(1, 300), st.integers(1, 600))
 def test_ranges_are_all_partitions_in_order_and_never_larger_towards_the_end(count, each, world):
-    ranges = ranges_of(count, each=each, world_size=world)
+    ranges = ranges_of(count, each=each, workers=world)
     assert [p for partitions in ranges for p in partitions] == list(range(count))
     sizes = [*map(len, ranges)]
     assert sizes == sorted(sizes, reverse=True)
@@ -47,11 +47,11 @@ def test_ranges_are_all_partitions_in_order_and_never_larger_towards_the_end(cou
 
 @given(st.integers(0, PARTITION_LIMIT), st.integers(1, 300), st.integers(1, 600), st.integers(1, 600))
 def test_ranges_of_two_world_sizes_are_apart_or_one_contains_the_other(count, each, world, other):
-    for one in ranges_of(count, each=each, world_size=world):
+    for one in ranges_of(count, each=each, workers=world):
         assert one.start % len(one) == 0
         assert len(one) & (len(one) - 1) == 0
-    owners = {p: one for one in ranges_of(count, each=each, world_size=other) for p in one}
-    for one in ranges_of(count, each=each, world_size=world):
+    owners = {p: one for one in ranges_of(count, each=each, workers=other) for p in one}
+    for one in ranges_of(count, each=each, workers=world):
         assert {owners[p] for p in one if len(owners[p]) >= len(one)} <= {owners[one.start]}
 
 
@@ -97,7 +97,7 @@ def test_whoever_asks_in_turn_all_partitions_are_taken_once(partitions, world, d
     claimed = set()
     while True:
         start, believed = data.draw(st.integers(0, world - 1)), data.draw(st.sampled_from([world, 3 * world]))
-        free = chosen(ranges_of(partitions, each=1, world_size=believed), claimed=claimed, start=start, world=believed).free
+        free = chosen(ranges_of(partitions, each=1, workers=world), claimed=claimed, start=start, world=believed).free
         free = [p for some in free for p in some]
         assert claimed.isdisjoint(free)
         if not free:

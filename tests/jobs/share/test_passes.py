@@ -119,14 +119,14 @@ units_of_rounds = st.tuples(*(st.sets(st.sampled_from(list(PLAN.units_of(recipe)
 
 
 @given(units_of_rounds, st.none() | st.integers(0, 9), st.integers(1, 512))
-def test_a_round_is_read_as_it_was_published(tmp_path_factory, units, generation, world):
+def test_a_round_is_read_as_it_was_published(tmp_path_factory, units, generation, workers):
     layout = create_store(tmp_path_factory.mktemp("rounds") / "store")
     publish_plan(layout, PLAN)
     ref = join_pass(layout, PLAN.name, "launch 1")
-    assert publish_round(layout, ref, PLAN, Round(0, units, "launch 1", 12.5, generation, world))
+    assert publish_round(layout, ref, PLAN, Round(0, units, "launch 1", 12.5, generation, workers))
     found = read_round(layout, ref, PLAN, 0)
     assert [list(listed) for listed in found.units] == list(units)
-    assert (found.launch, found.started, found.generation, found.world) == ("launch 1", 12.5, generation, world)
+    assert (found.launch, found.started, found.generation, found.workers) == ("launch 1", 12.5, generation, workers)
 
 
 @given(units_of_rounds)
@@ -148,7 +148,7 @@ def test_of_two_that_open_a_round_the_first_counts_and_rounds_are_listed_in_orde
 @pytest.mark.parametrize("units", [[[0], [0]], [[], [20]], [[-1], []], [[0]]])
 def test_a_round_that_names_units_its_plan_does_not_have_is_a_format_error(layout, units):
     ref = join_pass(layout, PLAN.name, "launch 1")
-    body = {"units": units, "launch": "x", "started": 0.0, "generation": None, "world": 1}
+    body = {"units": units, "launch": "x", "started": 0.0, "generation": None, "workers": 1}
     ref.folder(layout).round(0).write_bytes(encode_record("cachestore-round", VERSION, body))
     with pytest.raises(FormatError):
         read_round(layout, ref, PLAN, 0)

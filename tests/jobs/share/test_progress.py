@@ -296,7 +296,7 @@ def test_the_counts_of_one_worker_become_those_of_all_at_most_once_a_second(thre
 
 def test_a_round_of_other_recipes_is_refused_and_has_no_status(three):
     one, ref = three
-    body = {"plan": ref.plan, "pass": 1, "round": 1, "units": [None, None], "launch": "", "started": 0.0, "generation": None, "world": 1}
+    body = {"plan": ref.plan, "pass": 1, "round": 1, "units": [None, None], "launch": "", "started": 0.0, "generation": None, "workers": 1}
     ref.folder(one.layout).round(1).write_bytes(encode_record("cachestore-round", 1, body))
     with pytest.raises(FormatError, match="2 recipes, but its plan has 1"):
         pass_status(one.layout, ref)

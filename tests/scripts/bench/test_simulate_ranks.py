@@ -6,7 +6,7 @@ import pytest
 from bench import simulate_ranks
 from bench.simulate_ranks import Case, Result, cases, simulate
 
-from cachestore.jobs.share.choice import ranges_of
+from cachestore.jobs.share.choice import LEAST_WORKERS, ranges_of
 
 
 def test_of_nothing_nothing_is_made():
@@ -17,7 +17,7 @@ def test_of_nothing_nothing_is_made():
 @pytest.mark.parametrize("ranks", [1, 3, 40])
 def test_without_deaths_each_range_is_claimed_and_finished_once(ranks):
     result = simulate(Case(300, ranks), seed=1)
-    ranges = ranges_of(300, each=1, world_size=ranks)
+    ranges = ranges_of(300, each=1, workers=max(LEAST_WORKERS, ranks))
     assert result.duplicates == 0
     assert len(ranges) < result.files <= 2 * len(ranges), "one ledger covers what was claimed together"
     assert result.ratio >= 1.0
@@ -36,7 +36,7 @@ def test_with_dead_ranks_everything_is_finished_all_the_same(seed):
     result = simulation.run()
     assert simulation.board.finished == set(range(simulation.count))
     assert sum(rank.is_dead for rank in simulation.board.ranks.values()) == 4
-    claimed_and_finished_once = 2 * len(ranges_of(simulation.count, each=4, world_size=16))
+    claimed_and_finished_once = 2 * len(ranges_of(simulation.count, each=4, workers=16))
     assert result.files > claimed_and_finished_once, "the rest are claims taken over, and attempts"
 
 
