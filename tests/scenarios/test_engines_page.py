@@ -37,7 +37,7 @@ on_slurm = pytest.mark.skipif(
     reason="no SLURM cluster answers `srun -n 4 true` here; Debian's slurm-wlm on one machine will do",
 )
 PAGE = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
-COMMANDS = "\n".join(re.findall(r"^```(?:bash)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+COMMANDS = "\n".join(re.findall(r"^```(?:bash)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).replace("\\\n", "")
 SCRIPTS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

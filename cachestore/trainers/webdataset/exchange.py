@@ -1,6 +1,6 @@
 """The JSON beside a sample's tensors in an exported tar: what each tensor is, of which sample, and which recipe made it. Pure.
 
-docs/interop.md lists the fields. Whatever bytes are parsed, the result is a sound sample or BadInput.
+docs/design/trainers.md lists the fields. Whatever bytes are parsed, the result is a sound sample or BadInput.
 """
 
 import json
@@ -137,7 +137,7 @@ def parse_sample(raw: bytes, where: str) -> ExchangedSample:
         reason = str(error)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         reason = f"a field is missing or wrong ({type(error).__name__}: {error})"
-    raise BadInput(f"{where} cannot be imported: {reason:.1000}; docs/interop.md lists what it must hold")
+    raise BadInput(f"{where} cannot be imported: {reason:.1000}; docs/design/trainers.md lists what it must hold")
 
 
 class _Wrong(ValueError):

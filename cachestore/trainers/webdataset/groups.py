@@ -117,5 +117,5 @@ def _whole(path: Path, groups: Mapping[str, Mapping[str, Member]], others: list[
         for suffix, other in ((_JSON, _TENSORS), (_TENSORS, _JSON)):
             if suffix not in members:
                 what = "say what its tensors are" if suffix == _JSON else "hold its tensors"
-                raise BadInput(f"{path} has {key[:200]}.{other}, but no {key[:200]}.{suffix}, which must {what} (docs/interop.md)")
+                raise BadInput(f"{path} has {key[:200]}.{other}, but no {key[:200]}.{suffix}, which must {what} (docs/design/trainers.md)")
         yield TarMembers(f"{key} in {path}", members)
