@@ -152,3 +152,17 @@ def test_a_misspelt_data_set_is_named_with_the_one_that_may_be_meant(store, tmp_
 def test_a_misspelt_data_set_is_named_in_training_too(store):
     with pytest.raises(cachestore.BadInput, check=asks_for("name", "'train'")):
         cachestore.CachedDataset(store, "trian")
+
+
+def called_in_braces(source):
+    """The texts outside f-strings in which braces hold a call, as in an f-string."""
+    tree = ast.parse(source)
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside)
+    return [node.value for node in texts if re.search(r"\{\w+\([^{}]*\)\}", node.value)]
+
+
+def test_no_message_shows_the_call_that_should_have_filled_it():
+    assert [text for path in PACKAGE.rglob("*.py") for text in called_in_braces(path.read_text())] == []
+    assert called_in_braces("say(\"pass {option('fps', 16)}\")")
+    assert not called_in_braces("say(f\"pass {option('fps', 16)}\")")

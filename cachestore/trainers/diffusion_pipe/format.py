@@ -128,7 +128,7 @@ def rate_of_videos(models: Iterable[str], claims: Mapping[str, Json], fps: float
     rates = {_RATES.get(model, _RATE) for model in models}
     if fps is None and len(rates) != 1:
         raise BadInput(
-            "nothing says at which rate diffusion-pipe took frames: pass {option('fps', 16)}, or {option('fps', 24)} if the"
+            f"nothing says at which rate diffusion-pipe took frames: pass {option('fps', 16)}, or {option('fps', 24)} if the"
             " model is Wan 2.2 5B or SkyReels V2",
             option="fps",
         )
