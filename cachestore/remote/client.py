@@ -14,6 +14,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
@@ -152,7 +153,7 @@ class _ObstoreClient:
     """`Client` over obstore."""
 
     def __init__(self, address: Address, limits: ClientLimits) -> None:
-        self._address = address
+        self.address = address
         self._limits = limits
         self._pid = os.getpid()
         with naming_extras():
@@ -160,19 +161,15 @@ class _ObstoreClient:
         self._obstore: Any = obstore
         self._store = _store_of(address, limits)
 
-    @property
-    def address(self) -> Address:
-        return self._address
-
     def __repr__(self) -> str:
-        return f"<client of {self._address}>"
+        return f"<client of {self.address}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"the client of {self._address} cannot be pickled: connect again in the other process")
+        raise TypeError(f"the client of {self.address} cannot be pickled: connect again in the other process")
 
     def list(self, folder: str = "") -> Iterator[list[ObjectRef]]:
-        above = self._address.key(folder)
-        skip = len(self._address.prefix) + 1 if self._address.prefix else 0
+        above = self.address.key(folder)
+        skip = len(self.address.prefix) + 1 if self.address.prefix else 0
         pages: Iterator[Any] | None = None
         last: str | None = None
 
@@ -216,15 +213,19 @@ class _ObstoreClient:
         return self._call("read", key, read)
 
     def _readable(self, key: str) -> str:
-        whole = self._address.key(key)
-        if self._address.scheme == "file" and _would_wait(Path("/") / whole):
-            raise RemoteFailed(f"{self._address.of(key)} is a fifo, a socket or a device, not a regular file: move it away")
+        whole = self.address.key(key)
+        if self.address.scheme == "file":
+            kind = stat.S_IFREG
+            with suppress(OSError):  # there is nothing, and obstore says why
+                kind = stat.S_IFMT(Path("/", whole).stat().st_mode)
+            if kind not in {stat.S_IFREG, stat.S_IFDIR}:  # reading would wait
+                raise RemoteFailed(f"{self.address.of(key)} is a fifo, a socket or a device, not a regular file: move it away")
         return whole
 
     def put_new(self, key: str, data: bytes) -> bool:
         def create() -> bool:
             try:
-                self._obstore.put(self._store, self._address.key(key), data, mode="create", use_multipart=False)
+                self._obstore.put(self._store, self.address.key(key), data, mode="create", use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError as error:
                 failure = _failure_of(error)
                 if failure.status == 409 and failure.code != "BlobAlreadyExists":  # two requests met; which one won is not known yet
@@ -237,7 +238,7 @@ class _ObstoreClient:
     def put(self, key: str, file: Readable, size: int) -> None:
         def upload() -> None:
             file.seek(0)
-            whole = self._address.key(key)
+            whole = self.address.key(key)
             if size <= PIECE_BYTES:
                 self._obstore.put(self._store, whole, file.read(), use_multipart=False)
                 return
@@ -254,7 +255,7 @@ class _ObstoreClient:
     def _call(self, verb: str, key: str, act: Callable[[], T]) -> T:
         if os.getpid() != self._pid:
             raise BadInput(
-                f"the client of {self._address} was made in process {self._pid}, and this is its forked child, where it cannot work:"
+                f"the client of {self.address} was made in process {self._pid}, and this is its forked child, where it cannot work:"
                 " connect in the process that reads"
             )
         began, tries = time.monotonic(), 0
@@ -269,7 +270,7 @@ class _ObstoreClient:
                 seconds = time.monotonic() - began
                 if not failure.may_pass or seconds >= self._limits.retry_seconds:
                     raise _error_of(
-                        f"{verb} {self._address.of(key)}", self._address, failure, tries, seconds
+                        f"{verb} {self.address.of(key)}", self.address, failure, tries, seconds
                     ) from None  # its text may hold credentials
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**tries)))
 
@@ -332,15 +333,6 @@ def _failure_of(error: Exception) -> _Failure:
     return _Failure(
         int(status[1]) if status else 0, code[1] if code else "", int(system[1]) if system and not status else 0, redirect, not lacks
     )
-
-
-def _would_wait(path: Path) -> bool:
-    """Return whether a path leads to something other than a file or folder. False if there is nothing: obstore says why."""
-    try:
-        kind = stat.S_IFMT(path.stat().st_mode)
-    except OSError:
-        return False
-    return kind not in {stat.S_IFREG, stat.S_IFDIR}
 
 
 def _error_of(what: str, address: Address, failure: _Failure, tries: int, seconds: float) -> RemoteFailed:

@@ -78,7 +78,7 @@ class PartsFetcher:
         absent = self._absent(located)
         sent = self._bring(located, absent) if absent else {}
         rows = [row for row in range(len(keys)) if row not in sent] if sent else range(len(keys))
-        part = _rows_of(located, rows) if sent else located
+        part = Located.of([located.location(row) for row in rows]) if sent else located
         reads = plan_reads(part)
         parts = {ref.digest: self._part(ref) for ref in part.segments}
         wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
@@ -170,7 +170,9 @@ class PartsFetcher:
             for row in wrong:
                 data = bytes(found.get(row, b""))
                 if before.get(row) == data:
-                    raise self._corrupt(wanted, row)
+                    where = self._source.where(wanted.located.segments[row].digest)
+                    mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
+                    raise CorruptEntry(f"entry {wanted.keys[row]} does not match its checksum in {where}, as two reads say; {mend}")
                 before[row] = data
         where = self._source.where(wanted.located.segments[wrong[0]].digest)
         raise RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
@@ -180,11 +182,6 @@ class PartsFetcher:
         if data is not None:
             _spread(data, wanted.targets[row])
         return data is not None and _matches(wanted.keys[row], wanted.located, row, wanted.targets[row])
-
-    def _corrupt(self, wanted: _PartsWork, row: int) -> CorruptEntry:
-        where = self._source.where(wanted.located.segments[row].digest)
-        mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
-        return CorruptEntry(f"entry {wanted.keys[row]} does not match its checksum in {where}, as two reads say; {mend}")
 
     def prefetch(self, locations: Sequence[Location]) -> None:
         """Ask the helper for those of these entries that are not in the cache, without waiting."""
@@ -239,10 +236,6 @@ def _open(path: Path) -> int | None:
 
 def _span(located: Located, row: int) -> EntrySpan:
     return EntrySpan(located.segments[row].digest, located.offsets[row], located.specs[row].size_bytes, located.ordinals[row])
-
-
-def _rows_of(located: Located, rows: Sequence[int]) -> Located:
-    return Located.of([located.location(row) for row in rows])
 
 
 def _matches(key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> bool:

@@ -22,6 +22,7 @@ from cachestore.remote.call import call_helper
 from cachestore.remote.client import Client
 from cachestore.remote.outline import (
     KEYS,
+    choose,
     digesting,
     draw_segments,
     fetch_catalog,
@@ -39,9 +40,7 @@ from cachestore.remote.transfer import (
     StoreTransfer,
     TransferReport,
     TransferRequest,
-    choose,
     pieces_of_remote,
-    requests_down,
     run_transfer,
     segments_of,
 )
@@ -107,9 +106,6 @@ class _Pull(StoreTransfer):
         super().__init__(client, layout, request, scratch)
         if MARKER in names_in(layout.root, is_root=True):
             self._layout = open_layout(layout)
-
-    def requests(self, file: FileRef) -> int:
-        return requests_down(file)
 
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request

@@ -25,6 +25,7 @@ from cachestore.remote.call import call_helper
 from cachestore.remote.client import Client
 from cachestore.remote.outline import (
     KEYS,
+    choose,
     draw_segments,
     fetch_index,
     key_of,
@@ -43,7 +44,6 @@ from cachestore.remote.transfer import (
     TransferReport,
     TransferRequest,
     UploadedFile,
-    choose,
     pieces_of_remote,
     requests_up,
     run_transfer,
@@ -111,15 +111,14 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
 
 
 class _Push(StoreTransfer):
+    requests = staticmethod(requests_up)
+
     def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
         check_for_reading(layout)
         super().__init__(client, layout, request, scratch)
         self._marker = read_remote_marker(client)  # refuses one of a newer format before anything is sent
         self._needed: dict[str, int] = {}
         """Size of each segment that has to be there before the catalogs are."""
-
-    def requests(self, file: FileRef) -> int:
-        return requests_up(file)
 
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request
