@@ -21,13 +21,25 @@ from cachestore.core.samples import Sample
 from cachestore.core.spelling import option
 from cachestore.encode.pictures.bucket_rules import BucketSettings, fit_box
 from cachestore.encode.pictures.buckets import Size
-from cachestore.trainers.ai_toolkit.families import AI_TOOLKIT
 from cachestore.trainers.exported import Block, ExportVariant, Named
-from cachestore.trainers.families import Family, as_picture, framed
+from cachestore.trainers.families import Cached, Family, Trainer, as_picture, framed
 from cachestore.trainers.format import Format, Reading, Writing
 from cachestore.trainers.matching import Added, CacheListing, FileLocation, Matches, ParsedName, stem_of, visuals_of
 from cachestore.trainers.text import Plain, batched, pop_tensors, taken_apart, together
 
+AI_TOOLKIT: Final = Trainer(
+    "ai-toolkit",
+    {
+        "sd15": Cached(("sd1",)),
+        "sdxl": Cached(("sdxl",)),
+        "sd3": Cached(("sd3",)),
+        "flux": Cached(("flux1", "flux")),
+        "wan": Cached(("wan21", "wan21_i2v", "wan22_14b", "wan22_14b_i2v")),
+        "qwen-image": Cached(("qwen_image",)),
+        "z-image": Cached(("zimage",)),
+    },
+)
+"""How it names and stores each family."""
 _LATENTS: Final = "_latent_cache"
 _TEXT: Final = "_t_e_cache"
 _NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensors")

@@ -21,12 +21,13 @@ from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, 
 from cachestore.core.samples import Sample
 from cachestore.core.spelling import option
 from cachestore.trainers.exported import Block, ExportVariant, Named, check_beginning
-from cachestore.trainers.families import Family
+from cachestore.trainers.families import MEAN, Cached, Family, Trainer
 from cachestore.trainers.format import Format, Reading, Writing
-from cachestore.trainers.ltx.families import LTX
 from cachestore.trainers.matching import CacheListing, FileLocation, Matches, ParsedName, by_name, stem_of
 from cachestore.trainers.text import PROMPT, pop_tensors
 
+LTX: Final = Trainer("ltx", {"ltx2": Cached(("ltx2",), MEAN)})
+"""How it names and stores each family."""
 FILES: Final = re.compile(r"\A(?P<kind>latents|conditions)/(?P<stem>.+)\.pt\Z")
 _VIDEO, _AUDIO, _MASK = "video_prompt_embeds", "audio_prompt_embeds", "prompt_attention_mask"
 _SIZES: Final = ("num_frames", "height", "width")
