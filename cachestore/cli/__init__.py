@@ -300,6 +300,11 @@ def shared_by(count: int, column: str) -> str:
     return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
 
 
+def tensors_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return name, dtype and shape of each tensor of an entry, as `describe` gives it."""
+    return [f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()]
+
+
 def failed_values(failures: Iterable[Mapping[str, object]]) -> list[str]:
     """Return a line for each encoder and reason among failures: the sample, or how many samples and the first of them."""
     from cachestore.core.words import first_of

@@ -113,7 +113,6 @@ def _make_target(arguments: argparse.Namespace) -> bool:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    """Print which files of exports were removed. Returns 3 if some were kept."""
     from cachestore.trainers.export_target import remove_export
 
     given = {"STORE": arguments.store, "NAME": arguments.named, "--name": arguments.name, "-o": arguments.folder}

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import add_store, tell
+from cachestore.cli import add_store, tell, tensors_of
 from cachestore.cli.data_sets import add_name, catalogs_of
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
@@ -115,5 +115,4 @@ def _sample_in_a_line(sample: dict[str, Any]) -> str:
 
 
 def _in_a_line(entry: dict[str, Any]) -> str:
-    tensors = ", ".join(f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items())
-    return f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {tensors}"
+    return f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {', '.join(tensors_of(entry))}"

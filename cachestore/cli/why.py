@@ -208,14 +208,10 @@ class _Reasons:
         """Return why a cell is not ready; `has_key` says whether it was made once."""
         if has_key:
             return f"its entry has no valid copy: run {self._layout.command('repair --refill')}"
-        if self._failures is None:
-            self._failures = self._read()
+        if self._failures is None:  # of several passes, the newest that reported one counts
+            failures = [failure for report in self._ended() for failure in report["failures"]]
+            self._failures = {(failure["sample"], failure["encoder"]): str(failure["reason"]) for failure in failures}
         return self._failures.get((self._catalog.ids[row], encoder), "it was not made yet: run `cachestore precompute` again")
-
-    def _read(self) -> dict[tuple[str, str], str]:
-        """Return the reasons of failures by (sample, encoder), of the newest pass that reported each."""
-        failures = (failure for report in self._ended() for failure in report["failures"])
-        return {(failure["sample"], failure["encoder"]): str(failure["reason"]) for failure in failures}
 
     def refused(self) -> list[dict[str, Any]]:
         """Return an answer for each row or file of the source that could not be used when the data set was last listed."""

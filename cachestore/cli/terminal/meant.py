@@ -140,7 +140,11 @@ def understand(arguments: Sequence[str]) -> Meant:
         word = rest.pop(0)
         name, equals, value = word.lstrip(_DASHES).partition("=")
         if word == "-" or not _IS_OPTION.match(word):
-            _add_word(meant, word, takes)
+            if takes.get(word) is False and not Path(word).exists():  # a switch whose hyphens were forgotten
+                meant.add(word)
+                meant.changed = True
+            else:
+                meant.data.append(word)
             continue
         known = _known(name, word, takes)
         target = OTHER_NAMES.get(known, known)
@@ -240,7 +244,7 @@ def _add_policy(meant: Meant, more: dict[str, Any]) -> None:
 
 
 def _skip_layers(meant: Meant, value: str) -> None:
-    """Trainers count the last layer as 1, encode_prompt counts the layers that are left out."""
+    # Trainers count the last layer as 1, encode_prompt counts the layers that are left out.
     layers = int(value) - 1 if value.isdecimal() else 1
     if layers > 0:
         meant.add("encode-arg", f"clip_skip={layers}")
@@ -260,15 +264,6 @@ def _mended(name: str, value: str) -> str:
     if name.endswith("-dtype"):
         return {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}.get(value, value)
     return value
-
-
-def _add_word(meant: Meant, word: str, takes: Mapping[str, bool]) -> None:
-    """Add DATA, or a switch whose hyphens were forgotten."""
-    if takes.get(word) is False and not Path(word).exists():
-        meant.add(word)
-        meant.changed = True
-    else:
-        meant.data.append(word)
 
 
 def _take_missing(meant: Meant) -> None:

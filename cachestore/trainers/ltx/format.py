@@ -104,14 +104,12 @@ def latents_file(_family: Family, variants: Sequence[ExportVariant]) -> tuple[st
         raise refuse(f"ltx does not find text of a file whose name begins with {_OLDER}: rename it, and run `cachestore precompute` again")
     tensor = without_batch("latents", latents.tensor, 4)
     sizes = dict(zip(_SIZES, tensor[1][1:], strict=True))
-    return _path("latents", named), Contents({"latents": tensor, **LTX.own_of(latents.others)}, {**sizes, "fps": _rate(named, latents)})
-
-
-def _rate(named: Named, latents: Latents) -> float:
     stated = latents.info.get("fps")
     if isinstance(stated, int | float) and 0 < stated < 1e6:
-        return float(stated)
-    return named.fps or (_PICTURE_RATE if named.span is None else _UNKNOWN_RATE)
+        rate = float(stated)
+    else:
+        rate = named.fps or (_PICTURE_RATE if named.span is None else _UNKNOWN_RATE)
+    return _path("latents", named), Contents({"latents": tensor, **LTX.own_of(latents.others)}, {**sizes, "fps": rate})
 
 
 def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]:
