@@ -43,7 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.samples:
             samples = [sample for catalog in catalogs for sample in _samples(reader, catalog)]
             prompts = [prompt for catalog in catalogs for prompt in _prompts(reader, catalog)]
-            lines = [*map(_sample_in_a_line, samples), *map(_prompt_in_a_line, prompts)]
+            lines = list(map(_sample_in_a_line, samples))
+            for one in prompts:
+                negative = f"  negative: {one['negative_prompt']}" if one["negative_prompt"] else ""
+                lines += [f"{one['name']}  (prompt)  -  {_state(one)}  {one['prompt']}{negative}"]
             lines += [one.in_words(reader.layout) for one in unfinished]
             found = {"samples": samples, "prompts": prompts, "unfinished": [one.as_json() for one in unfinished]}
             return tell(arguments, found, lines)
@@ -95,11 +98,6 @@ def _prompts(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
         {"name": catalog.name, "prompt": prompt, "negative_prompt": negative, "ready": lacking.isdisjoint((prompt, negative))}
         for prompt, negative in catalog.prompts
     ]
-
-
-def _prompt_in_a_line(prompt: dict[str, Any]) -> str:
-    negative = f"  negative: {prompt['negative_prompt']}" if prompt["negative_prompt"] else ""
-    return f"{prompt['name']}  (prompt)  -  {_state(prompt)}  {prompt['prompt']}{negative}"
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -68,17 +68,13 @@ def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferRepo
         say_whom(arguments.address)
     with _showing(style) as show:
         report = act(*given, **options, **more, on_progress=show)
-    return tell(arguments, report.as_json(), _in_words(report, done))
-
-
-def _in_words(report: "TransferReport", done: str) -> list[str]:
     amount = f"{report.files} files with {human_bytes(report.bytes)}"
     if report.applied:
         first = f"{amount} {done} in {report.seconds:.1f} s; {report.skipped} files were there already"
     else:
         first = f"{amount} would be {done}, with {report.requests} requests; {report.skipped} files are there already"
     generations = [f"{name}: generation {', '.join(map(str, some))}" for name, some in report.generations.items()]
-    return [first, *generations, *(f"note: {remark}" for remark in report.remarks)]
+    return tell(arguments, report.as_json(), [first, *generations, *(f"note: {remark}" for remark in report.remarks)])
 
 
 @contextmanager

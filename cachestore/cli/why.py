@@ -55,21 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from cachestore.store.read.reader import Reader
 
-    if arguments.sample is None and arguments.name is None and _is_source(Path(arguments.store)):
-        return _tell_source(arguments)
+    if arguments.sample is None and arguments.name is None:
+        path = Path(arguments.store)
+        is_source = path.exists() or path.suffix == ".tar"
+        if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
+            names = names_in(path, is_root=True)
+            is_source = bool(names) and not {MARKER, *FOLDERS} & {*names}
+        if is_source:
+            return _tell_source(arguments)
     with Reader(arguments.store) as reader:
         catalogs = catalogs_of(reader.layout, arguments.name)
         if arguments.sample is None:
             return _tell_all(arguments, reader, catalogs)
         return _tell_one(arguments, reader, catalogs)
-
-
-def _is_source(path: Path) -> bool:
-    """Whether this is data and no store: a file, tars, or a folder with anything in it but the folders of a store."""
-    if not os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
-        return path.exists() or path.suffix == ".tar"
-    names = names_in(path, is_root=True)
-    return bool(names) and not {MARKER, *FOLDERS} & {*names}
 
 
 def _tell_source(arguments: argparse.Namespace) -> int:

@@ -191,8 +191,10 @@ class RemoteReader(Reader):
         inventory = self.inventory = take_inventory(self._client)
         index = bring_index(inventory, self._copy_index)
         with closing(index) if index is not None else nullcontext():
-            if index is not None:
-                self._remove_old_indexes(inventory)
+            with suppress(OSError):
+                for path in self.layout.indexes.iterdir() if index is not None else ():
+                    if (name := parse_index(path.name)) is not None and name not in inventory.indexes:  # an older one
+                        in_use.unlink(path, seconds=0.0)
             refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
             covered = {ref.digest for ref in refs.values()}
             vanished = frozenset(number for number, ref in refs.items() if inventory.segments.get(ref.digest) != ref.size_bytes)
@@ -217,13 +219,6 @@ class RemoteReader(Reader):
         with digesting(self._client, key) as digested:
             copy_file(path, self._cache.temporary, partial(fetch_file, digested, key_of(key), size), instead_of=here)
             return check()
-
-    def _remove_old_indexes(self, inventory: Inventory) -> None:
-        with suppress(OSError):
-            for path in self.layout.indexes.iterdir():
-                name = parse_index(path.name)
-                if name is not None and name not in inventory.indexes:
-                    in_use.unlink(path, seconds=0.0)
 
     def _contents(self, digest: str, size: int) -> SegmentContents:
         start = remote_header(self._client)(digest, size)

@@ -61,7 +61,7 @@ def training_lines(
         f"loader = cs.make_loader(data, batch_size={batch_size})",
         "for batch in loader:",
         f"    ...  # batch is a dict{'. Its tensors (? varies):' if tensors else ''}".rstrip(),
-        *(f"    # {name}: {_in_words(dtype, shape)}" for name, (dtype, shape) in tensors.items()),
+        *(f"    # {name}: {dtype} [{_axes(shape)}]" for name, (dtype, shape) in tensors.items()),
         *(_VALIDATION if catalog is not None and catalog.prompts and opened.startswith("cs.CachedDataset") else ()),
     ]
 
@@ -129,6 +129,5 @@ def _texts(block: TextBlock, stored: Mapping[str, tuple[str, Sequence[int]]], si
     return {name: (dtypes.get(name, "int64"), shape) for name, shape in shapes.items()}
 
 
-def _in_words(dtype: str, shape: Shape | None) -> str:
-    axes = ["..."] if shape is None else ["?" if axis is None else str(axis) for axis in shape]
-    return f"{dtype} [{', '.join(axes)}]"
+def _axes(shape: Shape | None) -> str:
+    return "..." if shape is None else ", ".join("?" if axis is None else str(axis) for axis in shape)

@@ -5,6 +5,7 @@ docs/interop.md lists the fields. Whatever bytes are parsed, the result is a sou
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final
@@ -245,7 +246,10 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
     if "outputs" in recipe.read:
         shapes = {name: raw[1] for name, raw in tensors.items()}
         for name, form in parse_text(recipe).outputs.items():
-            if not _is_joinable(form, shapes):
+            joined: list[int] = []
+            with suppress(IndexError, _Wrong):
+                joined = _joined_shape(form, shapes)
+            if not joined:
                 raise EncodeFailed(f"its tensors cannot be joined to {name!r:.80}: they have the shapes {shapes}; {_MEND}")
         return
     stored = str(recipe.read["stored"])
@@ -256,13 +260,6 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
     if not fits or (bucket and isinstance(factor, int) and [side * factor for side in shape[:-3:-1]] != [*bucket[:2]]):
         what = f"{one.tensors[stored]} has the shape {list(shape)}"
         raise EncodeFailed(f"{what}, which does not fit its recipe ({channels} channels) and its bucket {list(bucket or ())}; {_MEND}")
-
-
-def _is_joinable(form: Form, shapes: Mapping[str, Sequence[int]]) -> bool:
-    try:
-        return bool(_joined_shape(form, shapes))
-    except (IndexError, _Wrong):
-        return False
 
 
 def _joined_shape(form: Form, shapes: Mapping[str, Sequence[int]]) -> list[int]:
