@@ -27,8 +27,7 @@ from cachestore.store.read.fetch import (
     join_buffers,
     new_buffer,
     plan_reads,
-    read_by_two_threads,
-    two_threads_are_faster,
+    read_all,
 )
 
 _CALLS: Final = 3
@@ -82,10 +81,7 @@ class PartsFetcher:
         reads = plan_reads(part)
         parts = {ref.digest: self._part(ref) for ref in part.segments}
         wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
-        if side_by_side and two_threads_are_faster(reads):
-            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted, part))
-        else:
-            self._read_each(enumerate(reads), wanted, part)
+        read_all(reads, lambda turns: self._read_each(turns, wanted, part), side_by_side=side_by_side)
         for row, data in sent.items():
             _spread(data, targets[row])
             if not _matches(keys[row], located, row, targets[row]):
