@@ -96,30 +96,6 @@ class ReadingClient(Protocol):
         ...
 
 
-class Client(ReadingClient, Protocol):
-    """One store in an object store, for reading and writing."""
-
-    def head(self, key: str) -> int | None:
-        """Return the size of an object, or None if it does not exist."""
-        ...
-
-    def put_new(self, key: str, data: bytes) -> bool:
-        """Create an object, complete when visible. Returns False if one exists already.
-
-        That may be this call's own, if the answer to an earlier try of it was lost: compare the contents where it matters.
-        """
-        ...
-
-    def put(self, key: str, file: Readable, size: int) -> None:
-        """Upload a file of this size from its start, replacing an object of that key. Holds `PIECE_BYTES` of it at a time in memory."""
-        ...
-
-
-def connect(address: Address, *, limits: ClientLimits = ClientLimits()) -> Client:  # noqa: B008 - immutable
-    """Return the client of a store. Sends nothing yet. Raises MissingExtra without the extra [objects], BadInput for wrong settings."""
-    return _ObstoreClient(address, limits)
-
-
 class _Failure(NamedTuple):
     """What an error of obstore says, without the server's text."""
 
@@ -149,10 +125,13 @@ class _Failure(NamedTuple):
         return " ".join(filter(None, (str(self.status or "no answer"), self.code)))
 
 
-class _ObstoreClient:
-    """`Client` over obstore."""
+class Client:
+    """One store in an object store, for reading and writing: a `ReadingClient` over obstore. Sends nothing until it is asked.
 
-    def __init__(self, address: Address, limits: ClientLimits) -> None:
+    Raises MissingExtra without the extra [objects], BadInput for wrong settings.
+    """
+
+    def __init__(self, address: Address, *, limits: ClientLimits = ClientLimits()) -> None:  # noqa: B008 - immutable
         self.address = address
         self._limits = limits
         self._pid = os.getpid()
@@ -168,6 +147,7 @@ class _ObstoreClient:
         raise TypeError(f"the client of {self.address} cannot be pickled: connect again in the other process")
 
     def list(self, folder: str = "") -> Iterator[list[ObjectRef]]:
+        """As `ReadingClient.list`."""
         above = self.address.key(folder)
         skip = len(self.address.prefix) + 1 if self.address.prefix else 0
         pages: Iterator[Any] | None = None
@@ -188,6 +168,7 @@ class _ObstoreClient:
             yield [ObjectRef(item["path"][skip:], item["size"]) for item in page]
 
     def head(self, key: str) -> int | None:
+        """Return the size of an object, or None if it does not exist."""
         try:
             return self._call("look up", key, lambda: self._obstore.head(self._store, self._readable(key))["size"])
         except RemoteFailed as error:
@@ -196,9 +177,11 @@ class _ObstoreClient:
             raise
 
     def get(self, key: str) -> bytes:
+        """As `ReadingClient.get`."""
         return self._call("read", key, lambda: bytes(self._obstore.get(self._store, self._readable(key)).bytes()))
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
+        """As `ReadingClient.get_range`."""
         if size == 0:  # HTTP has no empty range
             return b""
 
@@ -223,6 +206,11 @@ class _ObstoreClient:
         return whole
 
     def put_new(self, key: str, data: bytes) -> bool:
+        """Create an object, complete when visible. Returns False if one exists already.
+
+        That may be this call's own, if the answer to an earlier try of it was lost: compare the contents where it matters.
+        """
+
         def create() -> bool:
             try:
                 self._obstore.put(self._store, self.address.key(key), data, mode="create", use_multipart=False)
@@ -236,6 +224,8 @@ class _ObstoreClient:
         return self._call("write", key, create)
 
     def put(self, key: str, file: Readable, size: int) -> None:
+        """Upload a file of this size from its start, replacing an object of that key. Holds `PIECE_BYTES` of it at a time in memory."""
+
         def upload() -> None:
             file.seek(0)
             whole = self.address.key(key)

@@ -12,10 +12,11 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachestore.core.errors import CorruptEntry, RemoteFailed
+from cachestore.core.errors import CorruptEntry
 from cachestore.core.keys import Key
 from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_of_a_signal, read_present, read_scattered
 from cachestore.remote.cache import TOUCH_SECONDS
+from cachestore.remote.outline import reads_differ
 from cachestore.remote.parts import EntrySpan, OpenPart, PartsSource
 from cachestore.store.format.entry import checksum_of
 from cachestore.store.format.locations import Located, Location, SegmentRef
@@ -170,8 +171,7 @@ class PartsFetcher:
                     mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
                     raise CorruptEntry(f"entry {wanted.keys[row]} does not match its checksum in {where}, as two reads say; {mend}")
                 before[row] = data
-        where = self._source.where(wanted.located.segments[wrong[0]].digest)
-        raise RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
+        raise reads_differ(self._source.where(wanted.located.segments[wrong[0]].digest))
 
     @staticmethod
     def _is_mended(wanted: _PartsWork, row: int, data: memoryview | None) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, NewerFormat, RemoteFailed, StoreNotFound
-from cachestore.core.words import did_you_mean, first_of, plural
+from cachestore.core.words import did_you_mean, first_of
 from cachestore.files import in_use
 from cachestore.files.checksum import Checksum
 from cachestore.files.container import HEADER_LIMIT_BYTES
@@ -145,8 +145,7 @@ def ask_until_sure(ask: Callable[[], T]) -> T:
                 damaged = "is damaged: two reads brought the same wrong bytes; remove it there, then push it again from a store that has it"
                 raise FormatError(f"{error.where} {damaged}") from error
             if not tries_left:
-                others = f"{plural(TRIES, 'read')} of {error.where} brought wrong bytes, and other ones each time"
-                raise RemoteFailed(f"{others}: something on the way there damages data; run the same command again") from error
+                raise reads_differ(error.where) from error
             heard.add((error.where, error.digest))
         except (BadInput, StoreNotFound) as error:
             said = type(error), error.args
@@ -159,6 +158,11 @@ def ask_until_sure(ask: Callable[[], T]) -> T:
             if not tries_left or (isinstance(error, CacheStoreError) and not is_absent and not isinstance(error, MissingEntry)):
                 raise
     raise AssertionError  # the last try returns or raises
+
+
+def reads_differ(where: str) -> RemoteFailed:
+    """Return the error about an object of which each read brings other bytes."""
+    return RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
 
 
 class _DigestingClient:
@@ -277,8 +281,7 @@ def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
             found.append(_start_of_object(client, key, size))
             if found[-1] == found[-2]:
                 return found[-1]
-        where = client.address.of(key)
-        raise RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
+        raise reads_differ(client.address.of(key))
 
     return header_of
 

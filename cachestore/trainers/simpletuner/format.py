@@ -40,7 +40,7 @@ from cachestore.trainers.matching import (
     stem_of,
     visuals_of,
 )
-from cachestore.trainers.text import POOLED, PROMPT, Plain, batched, mask_of, taken_apart, together
+from cachestore.trainers.text import POOLED, PROMPT, Plain, batched, mask_of, pop_tensors, taken_apart, together
 
 SIMPLETUNER: Final = Trainer(
     "simpletuner",
@@ -231,11 +231,8 @@ def _is_pair(value: object, *, least: int) -> bool:
 
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture. Raises EncodeFailed."""
-    name = "latents" if "latents" in contents.tensors else _WHOLE
-    if name not in contents.tensors:
-        raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
-    raw = contents.tensors[name]
-    others = {other: value for other, value in contents.tensors.items() if other != name}
+    others = dict(contents.tensors)
+    (raw,) = pop_tensors(others, _WHOLE if _WHOLE in others and "latents" not in others else "latents")
     return SIMPLETUNER.latents(family, framed(family, raw), others, location.facts)
 
 
