@@ -95,7 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception, parsed: argparse.Namespace) -> int:
-    """Print why a command failed, and return its exit code."""
     from cachestore.core.errors import BadUsage, StoreNotFound, Superseded
 
     if parsed.command == "work":  # the process that started it prints the error

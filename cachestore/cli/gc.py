@@ -63,7 +63,6 @@ def _in_words(report: "GcReport", hours: float, store: Path) -> list[str]:
 
 
 def _freed(report: "GcReport", hours: float, store: Path) -> list[str]:
-    """Return what is freed now, what later and from when on, and how all of the store is freed."""
     marked = report.condemned.bytes
     now = f"{human_bytes(report.freed_bytes)} {'freed' if report.applied else 'would be freed'} now"
     if marked and report.applied:

@@ -72,7 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _tell_source(arguments: argparse.Namespace) -> int:
-    """Print how many files of a source are used, and which are not, and why. Needs no model and no store."""
     from cachestore.jobs.plan.options import PrecomputeRequest, in_command, parse_value
     from cachestore.sources.combined import list_path
     from cachestore.sources.remarks import Remarks
@@ -125,7 +124,6 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
 
 
 def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
-    """Print every sample that is not ready, with what it lacks and why."""
     from cachestore.jobs.run.presence import ready_rows
     from cachestore.sources.unused import unused_in_words
 

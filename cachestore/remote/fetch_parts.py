@@ -91,7 +91,6 @@ class PartsFetcher:
             self._mend(wanted)
 
     def _absent(self, located: Located) -> list[int]:
-        """The positions of entries that are not in their parts."""
         parts = {ref.digest: self._part(ref) for ref in located.segments}
         rows = zip(located.segments, located.ordinals, located.specs, strict=True)
         return [
@@ -193,26 +192,20 @@ class PartsFetcher:
             self._pid = os.getpid()
         part = self._open.get(ref.digest)
         if part is None:
-            part = self._open_part(ref)
-            if part is None:
+            close_least_used(self._open, self._limit)
+            have = _open(self._source.cache.have(ref.digest))
+            if have is None:
                 return None
+            descriptor = _open(self._source.cache.part(ref.digest))
+            if descriptor is None:
+                os.close(have)
+                return None
+            self._open[ref.digest] = part = OpenPart(descriptor, have, ref.entries, next(self._uses))
         part.used = next(self._uses)
         now = time.monotonic()
         if now - self._touched.get(ref.digest, -TOUCH_SECONDS) >= TOUCH_SECONDS:
             self._touched[ref.digest] = now
             part.touch()
-        return part
-
-    def _open_part(self, ref: SegmentRef) -> OpenPart | None:
-        close_least_used(self._open, self._limit)
-        have = _open(self._source.cache.have(ref.digest))
-        if have is None:
-            return None
-        descriptor = _open(self._source.cache.part(ref.digest))
-        if descriptor is None:
-            os.close(have)
-            return None
-        self._open[ref.digest] = part = OpenPart(descriptor, have, ref.entries, next(self._uses))
         return part
 
     def close(self) -> None:

@@ -85,8 +85,10 @@ def _files(client: ReadingClient, top: str) -> Iterable[tuple[str, str, int]]:
             yield folder, file, found.size
 
 
-def choose(there: Mapping[str, Iterable[int]], name: str | None, generation: int | None, *, where: object) -> dict[str, list[int]]:
-    """Return the generations to move by data set: all; of a named one the newest, or the given one. Raises BadInput for others."""
+def choose_generations(
+    there: Mapping[str, Iterable[int]], name: str | None, generation: int | None, *, where: object
+) -> dict[str, list[int]]:
+    """Return the generations that are meant, by data set: all; of a named one the newest, or the given one. Raises BadInput for others."""
     if name is None:
         return {one: sorted(some) for one, some in sorted(there.items())}
     found = sorted(there.get(name, ()))
@@ -148,10 +150,10 @@ def ask_until_sure(ask: Callable[[], T]) -> T:
                 raise reads_differ(error.where) from error
             heard.add((error.where, error.digest))
         except (BadInput, StoreNotFound) as error:
-            said = type(error), error.args
-            if said in heard or not tries_left:
+            answer = type(error), error.args
+            if answer in heard or not tries_left:
                 raise
-            heard.add(said)
+            heard.add(answer)
         except (CacheStoreError, FileNotFoundError) as error:
             # It may be about something that was replaced or removed meanwhile, or that a wrong listing named.
             is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT

@@ -22,7 +22,7 @@ from cachestore.remote.call import call_helper
 from cachestore.remote.client import Client
 from cachestore.remote.outline import (
     KEYS,
-    choose,
+    choose_generations,
     digesting,
     draw_segments,
     fetch_catalog,
@@ -109,7 +109,7 @@ class _Pull(StoreTransfer):
 
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request
-        plan = Moves(choose(there.catalogs, request.name, request.generation, where=self._client.address))
+        plan = Moves(choose_generations(there.catalogs, request.name, request.generation, where=self._client.address))
         for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):
             size = there.catalogs[name][generation]
             if layout.catalog(name, generation).name in names_in(layout.catalog_folder(name)):

@@ -25,7 +25,7 @@ from cachestore.remote.call import call_helper
 from cachestore.remote.client import Client
 from cachestore.remote.outline import (
     KEYS,
-    choose,
+    choose_generations,
     draw_segments,
     fetch_index,
     key_of,
@@ -123,7 +123,7 @@ class _Push(StoreTransfer):
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request
         generations = {name: numbers for name in list_names(layout) if (numbers := list_generations(layout, name))}
-        plan = Moves(choose(generations, request.name, request.generation, where=layout.root))
+        plan = Moves(choose_generations(generations, request.name, request.generation, where=layout.root))
         digests, fingerprints = set[str](), set[str]()
         with closing(load_snapshot(layout)) as snapshot:
             for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):

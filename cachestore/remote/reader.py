@@ -44,7 +44,7 @@ from cachestore.remote.outline import (
     Inventory,
     ask_until_sure,
     bring_index,
-    choose,
+    choose_generations,
     digesting,
     fetch_file,
     key_of,
@@ -232,7 +232,7 @@ class RemoteReader(Reader):
         def bring() -> int:
             if next(tries):
                 self.inventory = take_inventory(self._client)
-            [[found]] = choose(self.inventory.catalogs, name, generation, where=self.layout.shown).values()
+            [[found]] = choose_generations(self.inventory.catalogs, name, generation, where=self.layout.shown).values()
             size = self.inventory.catalogs[name][found]
             start = remote_start(self._client, name, found, size)
             self._copy_catalog(name, found, size, start)

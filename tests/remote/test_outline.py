@@ -8,7 +8,7 @@ from cachestore.files.paths import Layout
 from cachestore.remote.outline import (
     WrongAnswer,
     ask_until_sure,
-    choose,
+    choose_generations,
     draw_segments,
     fetch_catalog,
     fetch_index,
@@ -186,7 +186,7 @@ def test_an_index_that_came_damaged_comes_once_more(client, tmp_path):
 
 def test_a_generation_is_the_newest_unless_one_is_given():
     there = {"train": [1, 3], "other": [2]}
-    assert choose(there, None, None, where="here") == {"other": [2], "train": [1, 3]}
-    assert choose(there, "train", None, where="here") == {"train": [3]}
-    assert choose(there, "train", 1, where="here") == {"train": [1]}
-    assert choose({}, None, None, where="here") == {}
+    assert choose_generations(there, None, None, where="here") == {"other": [2], "train": [1, 3]}
+    assert choose_generations(there, "train", None, where="here") == {"train": [3]}
+    assert choose_generations(there, "train", 1, where="here") == {"train": [1]}
+    assert choose_generations({}, None, None, where="here") == {}

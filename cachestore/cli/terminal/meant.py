@@ -133,7 +133,12 @@ class Meant:
 
 def understand(arguments: Sequence[str]) -> Meant:
     """Return what the arguments of `precompute` may have meant."""
-    takes = _values_of_options()
+    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, switched_off
+
+    takes = {in_command(one.name)[2:]: not isinstance(one.default, bool) for one in fields(PrecomputeRequest) if one.name != "data"}
+    """The options of `precompute`, each with whether it takes a value."""
+    takes |= {switched_off(f"--{name}")[2:]: False for name, takes_value in takes.items() if not takes_value}
+    takes |= {"config": True, "progress": True, **dict.fromkeys(("plan-only", "again", "json", "quiet"), False)}
     meant = Meant()
     rest = list(arguments)
     while rest:
@@ -153,15 +158,6 @@ def understand(arguments: Sequence[str]) -> Meant:
         _add_option(meant, known, target, given, takes)
     _take_missing(meant)
     return meant
-
-
-def _values_of_options() -> dict[str, bool]:
-    """The options of `precompute`, each with whether it takes a value."""
-    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, switched_off
-
-    found = {in_command(one.name)[2:]: not isinstance(one.default, bool) for one in fields(PrecomputeRequest) if one.name != "data"}
-    found |= {switched_off(f"--{name}")[2:]: False for name, takes_value in found.items() if not takes_value}
-    return {**found, "config": True, "progress": True, **dict.fromkeys(("plan-only", "again", "json", "quiet"), False)}
 
 
 def _known(name: str, word: str, takes: Mapping[str, bool]) -> str:
@@ -243,7 +239,6 @@ _SPECIAL: Final[Mapping[str, Callable[[Meant, str], None]]] = {
 
 
 def _mended(name: str, value: str) -> str:
-    """Return an option's value without a usual slip."""
     if name == "encode":
         return ",".join(dict.fromkeys(_ENCODE.get(one.strip().casefold(), one.strip()) for one in value.split(",")))
     if name == "device" and value.casefold() in ("gpu", "nvidia"):

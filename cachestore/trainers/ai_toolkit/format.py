@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
@@ -134,7 +135,10 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     (raw,) = pop_tensors(others, "latent")
     if raw[0] == "U8":
         raise refuse("it holds pixels, not latents")
-    info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
+    info: dict[str, Json] = {name: str(value) for name, value in contents.values.items() if name not in {"format", "software"}}
+    for name, text in info.items():
+        with suppress(RecursionError, ValueError):
+            info[name] = json.loads(text)
     space = info.get(_SPACE)
     if space is not None and space not in AI_TOOLKIT.cached[family.name].names:
         raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}: pass the right {option('family')}")
@@ -149,13 +153,6 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
         width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
         facts |= {"resized": [width, height], "crop": [left, top, left + across, top + down]}
     return replace(AI_TOOLKIT.latents(family, framed(family, raw), others, facts), info=info)
-
-
-def _parsed(text: str) -> Json:
-    try:
-        return json.loads(text)
-    except (RecursionError, ValueError):
-        return text
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:

@@ -177,17 +177,13 @@ def _parse(body: dict[str, Any]) -> ExchangedSample:
     samples = _number(body.get("samples", 0))
     draft = ExchangedSample(sample, captions, images, extras, texts, prompts, samples, (), recipes, digest)
     columns = [_parse_column(value, draft) for value in _list(body["values"])]
-    _check_columns(columns, has_id=sample is not None)
-    return replace(draft, columns=columns)
-
-
-def _check_columns(columns: Sequence[ExchangedColumn], *, has_id: bool) -> None:
     named = [canonical([column.encoder, column.role, dict(column.options)]) for column in columns]
     tensors = [name for column in columns for one in column.cells for name in one.tensors.values()]
     if len({*named}) != len(named) or len({*tensors}) != len(tensors):
         raise _Wrong("two values are the same, or have the same tensor")
-    if not has_id and any(column.role != CAPTION for column in columns):
+    if sample is None and any(column.role != CAPTION for column in columns):
         raise _Wrong("it has no id, but values of pictures")
+    return replace(draft, columns=columns)
 
 
 def _parse_column(value: Mapping[str, Any], sample: ExchangedSample) -> ExchangedColumn:
