@@ -25,6 +25,7 @@ COMMANDS: Final = (
 )
 _VERBS: Final = ("cache", "encode", "make", "prepare", "preprocess", "run", "train")
 """Commands that do not exist, or do something else, and that `precompute` may be meant by."""
+_DATA_IS_AN_OPTION: Final = ("import", "doctor")
 HIDDEN: Final = ("work",)
 """Commands that `precompute` starts itself. `--help` and messages do not list them."""
 PROGRESS: Final = ("auto", "bar", "plain", "none")
@@ -62,18 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An error of cachestore is one line on stderr, with `--json` also an object on stdout."""
     from cachestore.core.errors import CacheStoreError, Incomplete, naming_extras
     from cachestore.core.spelling import for_command_line
+    from cachestore.core.words import did_you_mean
 
     given = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     names = HIDDEN if given and given[0] in HIDDEN else COMMANDS
     parser = make_parser(names, spelled={*given} & {*names})
-    _refuse_unknown_command(parser, given, names)
+    if given and not given[0].startswith("-") and given[0] not in names:
+        choices = f"{did_you_mean(given[0], names)} (choose from {', '.join(names)})"
+        parser.error(f"argument COMMAND: invalid choice: {given[0]!r}{choices}{_line_to_copy(given)}")
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
         meant = f"{_meant_option(unknown, parsed.command)}{_line_to_copy(given)}".replace("?. ", "? ")
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     parsed.line = given
+    data = "--data" if parsed.command in _DATA_IS_AN_OPTION else "DATA"
     try:
-        with nullcontext() if parsed.command in HIDDEN else for_command_line(), naming_extras():
+        with nullcontext() if parsed.command in HIDDEN else for_command_line(data), naming_extras():
             return _run(parsed)
     except BrokenPipeError:
         # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.
@@ -90,7 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception, parsed: argparse.Namespace) -> int:
-    """Print why a command failed, and return its exit code."""
     from cachestore.core.errors import BadUsage, StoreNotFound, Superseded
 
     if parsed.command == "work":  # the process that started it prints the error
@@ -115,26 +119,6 @@ def _run(parsed: argparse.Namespace) -> int:
             return 128 + (stop.signal or signal.SIGINT)
 
 
-def _refuse_unknown_command(parser: argparse.ArgumentParser, given: Sequence[str], names: Sequence[str]) -> None:
-    """End with a usage error for a command that does not exist, and name the one that may have been meant."""
-    command = next(iter(given), "-")
-    if command.startswith("-") or command in names:
-        return
-    from cachestore.core.words import did_you_mean
-
-    choices = f"{did_you_mean(command, names)} (choose from {', '.join(names)})"
-    parser.error(f"argument COMMAND: invalid choice: {command!r}{choices}{_instead_of(given)}")
-
-
-def _instead_of(given: Sequence[str]) -> str:
-    """Return the `precompute` that was meant by a command that does not exist, with DATA in its place or with another verb."""
-    from cachestore.cli.terminal.meant import to_copy
-
-    if not any(word.startswith("--model") for word in given):
-        return ""
-    return to_copy(given, is_certain=True) if given[0] in _VERBS else to_copy(["precompute", *given], is_certain=True)
-
-
 def _meant_option(unknown: Sequence[str], command: str) -> str:
     """Return which options of a command may have been meant by the first unknown one, as the end of a sentence."""
     from cachestore.cli.terminal.meant import DATA, OTHER_NAMES, has_answer
@@ -154,11 +138,13 @@ def _meant_option(unknown: Sequence[str], command: str) -> str:
 
 
 def _line_to_copy(given: Sequence[str]) -> str:
-    """Return the end of a usage error: the `precompute` that was meant, if that is certain."""
+    """Return the end of a usage error: the `precompute` that was meant, if that is certain, maybe by another verb or by DATA alone."""
     from cachestore.cli.terminal.meant import to_copy
 
-    is_meant = given[0] == "precompute" or any(word.startswith("--model") for word in given)
-    return to_copy(given) if is_meant and given[0] in COMMANDS else ""
+    if given[0] in HIDDEN or not (given[0] == "precompute" or any(word.startswith("--model") for word in given)):
+        return ""
+    is_known = given[0] in COMMANDS
+    return to_copy(given if is_known or given[0] in _VERBS else ["precompute", *given], is_certain=not is_known)
 
 
 class _Help(argparse.HelpFormatter):
@@ -311,6 +297,11 @@ def source_of(given: "list[str] | None") -> "str | dict[str, str] | None":
 def shared_by(count: int, column: str) -> str:
     """Return the end of a line about a column (`encoder/role …`): how many cells of the sample share the line. Empty for one cell."""
     return "" if count == 1 else f" ({count} {'captions' if column.endswith('/caption') else 'cells'} share it)"
+
+
+def tensors_of(entry: Mapping[str, Any]) -> list[str]:
+    """Return name, dtype and shape of each tensor of an entry, as `describe` gives it."""
+    return [f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()]
 
 
 def failed_values(failures: Iterable[Mapping[str, object]]) -> list[str]:

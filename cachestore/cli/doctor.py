@@ -9,7 +9,7 @@ from cachestore.core.errors import BadUsage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cachestore.care.proof import ComparedTensor, Proof
+    from cachestore.care.proof import Proof
     from cachestore.core.keys import Json
 
 HELP = "check this machine, the file system of a store, or that a model's values are those of diffusers; say what to fix"
@@ -115,13 +115,20 @@ def _prove(arguments: argparse.Namespace) -> int:
 
 
 def _lines(found: "Proof") -> "Iterator[str]":
+    from math import isfinite
+
     from cachestore.core.words import plural
 
     yield f"{found.model}, {plural(len(found.samples), 'sample')}: cachestore's values, and those of diffusers' own calls one by one"
     if found.rows:
         width = max(len(row.what) for row in found.rows)
         yield f"  {'what':<{width}}  values  equal  difference     allowed  verdict"
-        yield from (f"  {_line(row, width)}" for row in found.rows)
+        for row in found.rows:
+            far = f"{row.distance:.1e}" if isfinite(row.distance) else "another shape"
+            apart = "equal" if row.equal == row.compared else "" if row.allowed is None else far
+            allowed = "equal" if row.allowed is None else f"{row.allowed:g}"
+            verdict = f"{len(row.differs)} differ" if row.differs else "within"
+            yield f"  {row.what:<{width}}  {row.compared:>6}  {row.equal:>5}  {apart:<13}  {allowed:<7}  {verdict}"
         yield "  (equal: equal bits; difference: the largest |a - b| / max(|a|, |b|), docs/numerics.md)"
     for row in found.rows:
         yield from (f"differs: {row.what} of {one['sample']}: {one['reason']}" for one in row.differs[:_SHOWN])
@@ -137,16 +144,6 @@ def _lines(found: "Proof") -> "Iterator[str]":
         yield f"what --buckets {found.trainer} changes:"
         yield from (f"  {words}" for words in found.habits)
         yield from (f"  {_unlike(one)}" for one in found.differences)
-
-
-def _line(row: "ComparedTensor", width: int) -> str:
-    from math import isfinite
-
-    far = f"{row.distance:.1e}" if isfinite(row.distance) else "another shape"
-    apart = "equal" if row.equal == row.compared else "" if row.allowed is None else far
-    allowed = "equal" if row.allowed is None else f"{row.allowed:g}"
-    verdict = f"{len(row.differs)} differ" if row.differs else "within"
-    return f"{row.what:<{width}}  {row.compared:>6}  {row.equal:>5}  {apart:<13}  {allowed:<7}  {verdict}"
 
 
 def _unlike(one: "Mapping[str, Json]") -> str:

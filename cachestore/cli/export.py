@@ -23,11 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_store(parser, is_optional=True)
     add_name(parser, positional=True)
-    parser.add_argument(
-        "--format",
-        metavar="FORMAT",
-        help=f"{listed(EXPORTED, 'or')}; {WEBDATASET} writes the whole data set as tars",
-    )
+    formats = f"{listed(EXPORTED, 'or')}; {WEBDATASET} writes the whole data set as tars"
+    parser.add_argument("--format", metavar="FORMAT", help=formats)
     output = "the folder to write to, made if it does not exist; for trainers that cache beside the pictures it can be their folder"
     parser.add_argument("-o", "--output", dest="folder", metavar="FOLDER", help=output)
     parser.add_argument("--generation", metavar="N", type=int, help="generation of the data set (default: the newest)")
@@ -113,7 +110,6 @@ def _make_target(arguments: argparse.Namespace) -> bool:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    """Print which files of exports were removed. Returns 3 if some were kept."""
     from cachestore.trainers.export_target import remove_export
 
     given = {"STORE": arguments.store, "NAME": arguments.named, "--name": arguments.name, "-o": arguments.folder}

@@ -50,7 +50,11 @@ def _in_words(report: "GcReport", hours: float, store: Path) -> list[str]:
     if report.partly.segments:
         loose = f"{report.partly.entries} unreferenced entries ({human_bytes(report.partly.bytes)})"
         lines.append(f"{plural(report.partly.segments, 'segment contains', 'segments contain')} {loose}: run `cachestore compact`")
-    lines += _older(report)
+    if older := {name: count for name, count in report.generations.items() if count > 1}:
+        names = ", ".join(f"{count} of {name!r}" for name, count in older.items())
+        freed = f"`--keep 1` frees {human_bytes(report.held.bytes + report.held_catalog_bytes)}"
+        more = f", and `cachestore compact` after it {human_bytes(report.held_partly.bytes)}" if report.held_partly.bytes else ""
+        lines.append(f"{plural(sum(older.values()), 'generation is', 'generations are')} kept ({names}): {freed}{more}")
     if report.files or report.plans:
         lines.append(f"{plural(len(report.files), 'old file')} and {plural(len(report.plans), 'plan')} {would}removed")
         lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
@@ -59,7 +63,6 @@ def _in_words(report: "GcReport", hours: float, store: Path) -> list[str]:
 
 
 def _freed(report: "GcReport", hours: float, store: Path) -> list[str]:
-    """Return what is freed now, what later and from when on, and how all of the store is freed."""
     marked = report.condemned.bytes
     now = f"{human_bytes(report.freed_bytes)} {'freed' if report.applied else 'would be freed'} now"
     if marked and report.applied:
@@ -74,17 +77,6 @@ def _freed(report: "GcReport", hours: float, store: Path) -> list[str]:
         return [f"{now}{later}"]
     needed = f" ({', '.join(map(repr, report.generations))})" if report.generations else ""
     return [f"{now}: all that is here is needed{needed}. To free the whole store, delete its folder {store}"]
-
-
-def _older(report: "GcReport") -> list[str]:
-    """Return a line on what older generations keep, if there are any."""
-    older = {name: count for name, count in report.generations.items() if count > 1}
-    if not older:
-        return []
-    names = ", ".join(f"{count} of {name!r}" for name, count in older.items())
-    freed = f"`--keep 1` frees {human_bytes(report.held.bytes + report.held_catalog_bytes)}"
-    more = f", and `cachestore compact` after it {human_bytes(report.held_partly.bytes)}" if report.held_partly.bytes else ""
-    return [f"{plural(sum(older.values()), 'generation is', 'generations are')} kept ({names}): {freed}{more}"]
 
 
 def _amount(amount: "Amount") -> str:

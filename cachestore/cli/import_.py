@@ -79,10 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     made = report.report
     lines = [f"note: {remark}" for remark in report.remarks]
     lines += failed_values(made.failures)
-    for what, paths in (
-        ("of no sample", report.unmatched),
-        ("older than the picture or caption", report.stale),
-    ):
+    for what, paths in (("of no sample", report.unmatched), ("older than the picture or caption", report.stale)):
         if paths:
             lines += [f"note: {plural(len(paths), 'file')} {what}: {first_of(paths, _MAX_LISTED)}"]
     counts = f"{plural(made.encoded, 'value')} imported, {made.reused} already there, {made.failed} failed"

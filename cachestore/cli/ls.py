@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import add_store, tell
+from cachestore.cli import add_store, tell, tensors_of
 from cachestore.cli.data_sets import add_name, catalogs_of
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
@@ -43,7 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.samples:
             samples = [sample for catalog in catalogs for sample in _samples(reader, catalog)]
             prompts = [prompt for catalog in catalogs for prompt in _prompts(reader, catalog)]
-            lines = [*map(_sample_in_a_line, samples), *map(_prompt_in_a_line, prompts)]
+            lines = list(map(_sample_in_a_line, samples))
+            for one in prompts:
+                negative = f"  negative: {one['negative_prompt']}" if one["negative_prompt"] else ""
+                lines += [f"{one['name']}  (prompt)  -  {_state(one)}  {one['prompt']}{negative}"]
             lines += [one.in_words(reader.layout) for one in unfinished]
             found = {"samples": samples, "prompts": prompts, "unfinished": [one.as_json() for one in unfinished]}
             return tell(arguments, found, lines)
@@ -97,11 +100,6 @@ def _prompts(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     ]
 
 
-def _prompt_in_a_line(prompt: dict[str, Any]) -> str:
-    negative = f"  negative: {prompt['negative_prompt']}" if prompt["negative_prompt"] else ""
-    return f"{prompt['name']}  (prompt)  -  {_state(prompt)}  {prompt['prompt']}{negative}"
-
-
 def _state(row: dict[str, Any]) -> str:
     return "ready" if row["ready"] else "NOT READY"
 
@@ -115,5 +113,4 @@ def _sample_in_a_line(sample: dict[str, Any]) -> str:
 
 
 def _in_a_line(entry: dict[str, Any]) -> str:
-    tensors = ", ".join(f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items())
-    return f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {tensors}"
+    return f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {', '.join(tensors_of(entry))}"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell
+from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell, tensors_of
 from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.samples import IMAGE, MASK, VIDEO
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "in" in shown:
         lines = [line for one in shown["in"] for line in _of_sample(one)]
     else:
-        lines = [f"{shown['key']}  {human_bytes(shown['bytes'])}  {shown['segment']}", *(f"  {line}" for line in _tensors(shown))]
+        lines = [f"{shown['key']}  {human_bytes(shown['bytes'])}  {shown['segment']}", *(f"  {line}" for line in tensors_of(shown))]
         lines += [f"  {name}: {value}" for name, value in shown["meta"].items()]
     if "png" in shown:
         width, height = shown["png"]["size"]
@@ -149,12 +149,15 @@ def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
 
 def _of_sample(found: dict[str, Any]) -> Iterator[str]:
     yield f"data set {found['name']} (generation {found['generation']})"
-    facts: dict[str, list[dict[str, list[int]]]] = found["facts"]
+    facts: dict[str, list[dict[str, list[int]]]] = {}
+    """By the role whose files they are about: the masks of videos stand beside them."""
+    for column, cells in found["facts"].items():
+        encoder, _slash, role = column.partition("@")[0].partition("/")
+        facts.setdefault(MASK if encoder == MASK else role, []).extend(filter(None, cells))
     for role, paths in sorted(found["images"].items(), key=lambda one: one[0] not in {IMAGE, VIDEO}):
         yield from (f"  {'picture' if role == IMAGE else role.replace('_', ' ')}: {path}" for path in paths)
-        cells = [one for name, some in facts.items() if _role_of(name) == role for one in some if one]
-        yield from dict.fromkeys(f"    {_fit(one)}" for one in cells if not one.get("flip"))
-        yield from ["    also mirrored"] if any(one.get("flip") for one in cells) else []
+        yield from dict.fromkeys(f"    {_fit(one)}" for one in facts.get(role, ()) if not one.get("flip"))
+        yield from ["    also mirrored"] if any(one.get("flip") for one in facts.get(role, ())) else []
     captions: list[str] = found["captions"]
     texts = (entries for name, entries in found["entries"].items() if name.endswith("/caption"))
     made = {caption: entry["meta"] for entries in texts for caption, entry in zip(captions, entries, strict=False) if entry}
@@ -169,18 +172,8 @@ def _of_sample(found: dict[str, Any]) -> Iterator[str]:
         for key, count in Counter(entry["key"] if entry else None for entry in entries).items():
             entry, value = by_key[key], "no value, run `cachestore why`"
             if entry is not None:
-                value = f"{entry['key']}  {human_bytes(entry['bytes'])}  {', '.join(_tensors(entry))}"
+                value = f"{entry['key']}  {human_bytes(entry['bytes'])}  {', '.join(tensors_of(entry))}"
             yield f"  {column}{shared_by(count, column) if key else ''}: {value}"
-
-
-def _tensors(entry: dict[str, Any]) -> list[str]:
-    return [f"{name} {tensor['dtype']} {tensor['shape']}" for name, tensor in entry["tensors"].items()]
-
-
-def _role_of(column: str) -> str:
-    """Return the role whose files a column (`encoder/role@resolution`) is about: the masks of videos stand beside them."""
-    encoder, _slash, role = column.partition("@")[0].partition("/")
-    return MASK if encoder == MASK else role
 
 
 def _fit(facts: dict[str, list[int]]) -> str:

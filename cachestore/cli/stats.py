@@ -2,15 +2,10 @@
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cachestore.cli import add_store, tell
 from cachestore.cli.data_sets import add_name, choose
 from cachestore.core.words import human_bytes, plural
-
-if TYPE_CHECKING:
-    from cachestore.store.read.stats import StoreStats
-    from cachestore.store.read.unfinished import Unfinished
 
 HELP = "count entries and bytes, and list the data sets with their newest generation"
 
@@ -23,14 +18,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the counts."""
+    from cachestore.files.paths import Layout
     from cachestore.store.read.opener import is_address
+    from cachestore.store.read.stats import stats
+    from cachestore.store.read.unfinished import list_unfinished
 
     if is_address(arguments.store):  # only what is finished is pushed to one
         from cachestore.remote.reader import stats_of
 
         found, unfinished = stats_of(arguments.store, arguments.name), {}
     else:
-        found, unfinished = _of_folder(arguments.store, arguments.name)
+        found, layout = stats(arguments.store), Layout.at(arguments.store)
+        if arguments.name is None:
+            unfinished = {one: one.in_words(layout) for one in list_unfinished(layout)}
+        else:
+            chosen, unfinished = choose(layout, arguments.name), {}
+            found = replace(found, catalogs=tuple(one for one in found.catalogs if one.name == chosen))
     lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'file')}, {human_bytes(found.bytes)}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or "no encoder"
@@ -39,15 +42,3 @@ def run(arguments: argparse.Namespace) -> int:
         lines += [f"{catalog.name}: {counts}, generation {catalog.generation}"]
     lines += unfinished.values()
     return tell(arguments, {**found.as_json(), "unfinished": [one.as_json() for one in unfinished]}, lines)
-
-
-def _of_folder(store: str, name: str | None) -> "tuple[StoreStats, dict[Unfinished, str]]":
-    from cachestore.files.paths import Layout
-    from cachestore.store.read.stats import stats
-    from cachestore.store.read.unfinished import list_unfinished
-
-    found, layout = stats(store), Layout.at(store)
-    if name is None:
-        return found, {one: one.in_words(layout) for one in list_unfinished(layout)}
-    chosen = choose(layout, name)
-    return replace(found, catalogs=tuple(one for one in found.catalogs if one.name == chosen)), {}

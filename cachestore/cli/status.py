@@ -37,7 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _in_words(status: "PassStatus", store: Path) -> list[str]:
-    """Return the lines about a pass and its current workers; for a pass that has ended only the counts."""
     from cachestore.cli.terminal.progress import counts_in_words, failed_once, in_a_line
     from cachestore.store.read.unfinished import again_in
 

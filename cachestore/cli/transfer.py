@@ -3,9 +3,8 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from cachestore.cli import PROGRESS, PROGRESS_HELP, positive, tell
 from cachestore.cli.data_sets import add_name
@@ -13,7 +12,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from collections.abc import Callable, Generator
 
     from cachestore.remote.transfer import TransferReport
 
@@ -67,66 +66,58 @@ def run_transfer(arguments: argparse.Namespace, act: "Callable[..., TransferRepo
     style = style_for(arguments.progress)
     if style != "none":
         say_whom(arguments.address)
-    with _Progress(style) as progress:
-        report = act(*given, **options, **more, on_progress=progress.show)
-    return tell(arguments, report.as_json(), _in_words(report, done))
-
-
-def _in_words(report: "TransferReport", done: str) -> list[str]:
+    with _showing(style) as show:
+        report = act(*given, **options, **more, on_progress=show)
     amount = f"{report.files} files with {human_bytes(report.bytes)}"
     if report.applied:
         first = f"{amount} {done} in {report.seconds:.1f} s; {report.skipped} files were there already"
     else:
         first = f"{amount} would be {done}, with {report.requests} requests; {report.skipped} files are there already"
     generations = [f"{name}: generation {', '.join(map(str, some))}" for name, some in report.generations.items()]
-    return [first, *generations, *(f"note: {remark}" for remark in report.remarks)]
+    return tell(arguments, report.as_json(), [first, *generations, *(f"note: {remark}" for remark in report.remarks)])
 
 
-class _Progress:
-    """A bar on a terminal, a line every 30 s elsewhere; drawn in the thread that calls `show`."""
+@contextmanager
+def _showing(style: str) -> "Generator[Callable[[str, int, int], None]]":
+    """Give the block a function that shows how many bytes have moved: in a bar on a terminal, a line every 30 s elsewhere.
 
-    def __init__(self, style: str) -> None:
-        self._style = style
-        self._bar: Any = None
-        self._task: Any = None
-        self._began = time.monotonic()
-        self._shown_at = self._began
-        """A line comes after the first 30 s, as most transfers are shorter."""
+    The bar is drawn in the thread that calls it. A line comes after the first 30 s, as most transfers are shorter.
+    """
+    from cachestore.cli.terminal.progress import DRAW_SECONDS, LINE_SECONDS
+    from cachestore.cli.terminal.stopping import to_stderr
 
-    def __enter__(self) -> "Self":
-        if self._style == "bar":
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    began = shown_at = time.monotonic()
 
-            columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
-            console = Console(file=sys.stderr, force_terminal=True, markup=False, emoji=False, highlight=False)
-            self._bar = Progress(
-                *columns, TimeRemainingColumn(), console=console, auto_refresh=False, transient=True, redirect_stdout=False
-            )
-            self._task = self._bar.add_task("listing what is there", total=None)
-            self._safely(self._bar.start)
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        if self._bar is not None:
-            self._safely(self._bar.stop)
-
-    def show(self, doing: str, done: int, total: int) -> None:
-        """Show how many bytes have moved."""
-        from cachestore.cli.terminal.progress import DRAW_SECONDS, LINE_SECONDS
-        from cachestore.cli.terminal.stopping import to_stderr
-
+    def show_line(doing: str, done: int, total: int) -> None:
+        nonlocal shown_at
         now = time.monotonic()
-        if self._bar is not None and now - self._shown_at >= DRAW_SECONDS:
-            self._bar.update(self._task, description=doing, completed=done, total=total or None)
-            self._safely(self._bar.refresh)
-        elif self._style == "plain" and now - self._shown_at >= LINE_SECONDS:
-            rate = human_bytes(done / (now - self._began))
-            to_stderr(f"{doing}: {human_bytes(done)} of {human_bytes(total)}, {rate}/s")
-        else:
-            return
-        self._shown_at = now
+        if style == "plain" and now - shown_at >= LINE_SECONDS:
+            shown_at = now
+            to_stderr(f"{doing}: {human_bytes(done)} of {human_bytes(total)}, {human_bytes(done / (now - began))}/s")
 
-    def _safely(self, act: Callable[[], object]) -> None:
+    if style != "bar":
+        yield show_line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
+    console = Console(file=sys.stderr, force_terminal=True, markup=False, emoji=False, highlight=False)
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+    task = bar.add_task("listing what is there", total=None)
+
+    def show_bar(doing: str, done: int, total: int) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= DRAW_SECONDS:
+            shown_at = time.monotonic()
+            bar.update(task, description=doing, completed=done, total=total or None)
+            with suppress(OSError, ValueError):
+                bar.refresh()
+
+    with suppress(OSError, ValueError):
+        bar.start()
+    try:
+        yield show_bar
+    finally:
         with suppress(OSError, ValueError):
-            act()
+            bar.stop()

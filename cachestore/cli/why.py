@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,8 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from cachestore.store.read.reader import Reader
 
-    if arguments.sample is None and arguments.name is None and _is_source(Path(arguments.store)):
-        return _tell_source(arguments)
+    if arguments.sample is None and arguments.name is None:
+        path = Path(arguments.store)
+        is_source = path.exists() or path.suffix == ".tar"
+        if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
+            names = names_in(path, is_root=True)
+            is_source = bool(names) and not {MARKER, *FOLDERS} & {*names}
+        if is_source:
+            return _tell_source(arguments)
     with Reader(arguments.store) as reader:
         catalogs = catalogs_of(reader.layout, arguments.name)
         if arguments.sample is None:
@@ -64,16 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _tell_one(arguments, reader, catalogs)
 
 
-def _is_source(path: Path) -> bool:
-    """Whether this is data and no store: a file, tars, or a folder with anything in it but the folders of a store."""
-    if not os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
-        return path.exists() or path.suffix == ".tar"
-    names = names_in(path, is_root=True)
-    return bool(names) and not {MARKER, *FOLDERS} & {*names}
-
-
 def _tell_source(arguments: argparse.Namespace) -> int:
-    """Print how many files of a source are used, and which are not, and why. Needs no model and no store."""
     from cachestore.jobs.plan.options import PrecomputeRequest, in_command, parse_value
     from cachestore.sources.combined import list_path
     from cachestore.sources.remarks import Remarks
@@ -126,7 +124,6 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
 
 
 def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
-    """Print every sample that is not ready, with what it lacks and why."""
     from cachestore.jobs.run.presence import ready_rows
     from cachestore.sources.unused import unused_in_words
 
@@ -191,7 +188,7 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons")
 
 
 class _Reasons:
-    """Why samples of a data set are not ready. The failures that its passes reported are read at the first question."""
+    """Why samples of a data set are not ready. The reports of its passes are read at the first question."""
 
     def __init__(self, reader: "Reader", catalog: "Catalog") -> None:
         from cachestore.jobs.plan.columns import rows_without_picture
@@ -200,55 +197,46 @@ class _Reasons:
         self.without_picture = frozenset(rows_without_picture(pictures))
         """Rows that have no picture, in a data set in which others have one."""
         self._layout, self._catalog = reader.layout, catalog
-        self._name, self._generation = catalog.name, catalog.generation
-        self._reports: list[Any] | None = None
-        self._failures: dict[tuple[str, str], str] | None = None
 
     def of(self, encoder: str, row: int, *, has_key: bool) -> str:
         """Return why a cell is not ready; `has_key` says whether it was made once."""
         if has_key:
             return f"its entry has no valid copy: run {self._layout.command('repair --refill')}"
-        if self._failures is None:
-            self._failures = self._read()
         return self._failures.get((self._catalog.ids[row], encoder), "it was not made yet: run `cachestore precompute` again")
-
-    def _read(self) -> dict[tuple[str, str], str]:
-        """Return the reasons of failures by (sample, encoder), of the newest pass that reported each."""
-        failures = (failure for report in self._ended() for failure in report["failures"])
-        return {(failure["sample"], failure["encoder"]): str(failure["reason"]) for failure in failures}
 
     def refused(self) -> list[dict[str, Any]]:
         """Return an answer for each row or file of the source that could not be used when the data set was last listed."""
         from cachestore.jobs.run.pass_counts import OF_SOURCE
 
-        newest = next(reversed(self._ended()), None)
-        rows = [] if newest is None else [one for one in newest["failures"] if one["encoder"] == OF_SOURCE]
-        whole: dict[str, Any] = {"name": self._name, "generation": self._generation, "ready": False, "cells": []}
+        rows = [one for report in self._reports[-1:] for one in report["failures"] if one["encoder"] == OF_SOURCE]
+        whole: dict[str, Any] = {"name": self._catalog.name, "generation": self._catalog.generation, "ready": False, "cells": []}
         return [{"sample": one["sample"], **whole, "lacks": [f"not used: {one['reason']}"]} for one in rows]
 
     def unused(self) -> list[dict[str, Any]]:
         """Return what was not used of the source when the data set was last listed: the rows of `Unused.as_json`."""
-        newest = next(reversed(self._ended()), None)
-        return [] if newest is None else list(newest.get("unused", ()))
+        return [row for report in self._reports[-1:] for row in report.get("unused", ())]
 
-    def _ended(self) -> list[Any]:
-        """The reports of the data set's passes, oldest first."""
-        if self._reports is not None:
-            return self._reports
-        from cachestore.files.opening import names_in
-        from cachestore.files.paths import parse_plan
+    @cached_property
+    def _failures(self) -> dict[tuple[str, str], str]:
+        # of several passes, the newest that reported one counts
+        failures = [failure for report in self._reports for failure in report["failures"]]
+        return {(failure["sample"], failure["encoder"]): str(failure["reason"]) for failure in failures}
+
+    @cached_property
+    def _reports(self) -> list[Any]:
+        """Of the data set's passes, oldest first."""
         from cachestore.jobs.share.passes import PassRef, list_passes, read_done
+        from cachestore.jobs.share.retention import list_plans
 
         reports: list[tuple[int, int, int, Any]] = []
-        for plan in filter(None, map(parse_plan, names_in(self._layout.plans))):
+        for plan in list_plans(self._layout):
             for number in list_passes(self._layout, plan):
                 done = read_done(self._layout, PassRef(plan, number))
                 if done is not None and done.report["name"] == self._catalog.name:
                     report: Any = done.report
                     reports.append((report["generation"], report.get("listing", 0), number, report))
         reports.sort(key=lambda report: report[:3])
-        self._reports = [report for *_which, report in reports]
-        return self._reports
+        return [report for *_which, report in reports]
 
 
 def _which(cell: dict[str, Any]) -> str:

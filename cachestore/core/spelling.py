@@ -8,17 +8,22 @@ _IN_PYTHON: Final[Mapping[str, str]] = {"encode_arg": "encode_args", "claim": "c
 """Python's names for options that may be repeated: their values are mappings."""
 
 _is_typed = False
+_data = "DATA"
 
 
 @contextmanager
-def for_command_line() -> Generator[None]:
-    """Spell the options of messages as they are typed, while the block runs. It covers the whole process, so one block at a time."""
-    global _is_typed  # noqa: PLW0603 - a process either runs a command or does not
-    before, _is_typed = _is_typed, True
+def for_command_line(data: str = "DATA") -> Generator[None]:
+    """Spell the options of messages as they are typed, while the block runs. It covers the whole process, so one block at a time.
+
+    `data` is how this command is given what it encodes.
+    """
+    global _is_typed, _data
+    before = _is_typed, _data
+    _is_typed, _data = True, data
     try:
         yield
     finally:
-        _is_typed = before
+        _is_typed, _data = before
 
 
 def is_typed() -> bool:
@@ -29,11 +34,11 @@ def is_typed() -> bool:
 def option(name: str, value: object = None) -> str:
     """Return an option, with a value if one is given, as the caller would write it.
 
-    `name` is Python's: `bucket_step`; "data" is the argument DATA. A switch has the value True. A text in capitals, such as "PATH",
-    stands for any value, and gets no quotes.
+    `name` is Python's: `bucket_step`; "data" is the argument DATA, or `--data` of some commands. A switch has the value True. A text in
+    capitals, such as "PATH", stands for any value, and gets no quotes.
     """
     if _is_typed:
-        typed = "DATA" if name == "data" else f"--{name.replace('_', '-')}"
+        typed = _data if name == "data" else f"--{name.replace('_', '-')}"
         return typed if value is None or value is True else f"{typed} {value}"
     name = _IN_PYTHON.get(name, name)
     if value is None:

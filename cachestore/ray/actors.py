@@ -27,14 +27,10 @@ Work = Callable[[Cancel, OnProgress], Report]
 
 RESTARTS: Final = 2
 """How often dead ranks are started again while nothing is encoded in between: a model may kill every process that loads it."""
-
 START_SECONDS: Final = 1800.0
 """How long Ray may take until the first rank runs: an autoscaler may have to start machines."""
-
 START_WARN_SECONDS: Final = 60.0
-
 LOOK_SECONDS: Final = 1.0
-
 _STATUS_KEY: Final = "__autoscaling_status"
 """Where Ray's autoscaler writes every few seconds what it sees, as JSON; `ray status` prints it."""
 _OWN_TYPE: Final = re.compile(r"node_[0-9a-f]+")
@@ -138,19 +134,17 @@ class _Ranks:
     def check_bounds(self) -> None:
         """Raise Incomplete if no rank can start, or if for too long none has started, or nothing has been encoded."""
         still = time.monotonic() - self.moved_at
-        if not self.has_started:
-            self._check_start(still)
-        elif still > UNSEEN_SECONDS:
-            raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it continues where it stopped")
-
-    def _check_start(self, waited: float) -> None:
+        if self.has_started:
+            if still > UNSEEN_SECONDS:
+                raise Incomplete(f"no rank encoded anything for {still:.0f} s; run the same call again: it continues where it stopped")
+            return
         if is_fixed() and not fits(self.asks, nodes := _nodes()):
             raise Incomplete(f"no rank can ever start: {self._in_words(nodes)}; ask for less, or add a node and run the same call again")
-        if waited > self.warn_after:
+        if still > self.warn_after:
             self.warn_after = float("inf")
             _log.warning("no rank runs yet, as Ray has found no room for one: %s", self._in_words(_nodes()))
-        if waited > START_SECONDS:
-            raise Incomplete(f"Ray started no rank within {waited:.0f} s: {self._in_words(_nodes())}; ask for less, or see `ray status`")
+        if still > START_SECONDS:
+            raise Incomplete(f"Ray started no rank within {still:.0f} s: {self._in_words(_nodes())}; ask for less, or see `ray status`")
 
     def _in_words(self, nodes: Sequence[Mapping[str, float]]) -> str:
         asks, largest = self.asks, {name: max((node.get(name, 0.0) for node in nodes), default=0.0) for name in self.asks}
@@ -178,7 +172,11 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float | None, num_cpus: float,
     """
     if not ray.is_initialized():
         ray.init()
-    gpus = _gpus_if_any() if num_gpus is None else num_gpus
+    gpus = num_gpus
+    if gpus is None:
+        gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
+        if not gpus:
+            _log.warning("the cluster has no GPU, so the ranks encode on CPUs; pass num_gpus=1 to wait for nodes that have one")
     launch = f"ray:{ray.get_runtime_context().get_job_id()}:{secrets.token_hex(4)}"
     actor = ray.remote(max_concurrency=2, num_gpus=gpus, num_cpus=num_cpus)(Rank)
     ranks = _Ranks(works, lambda: actor.remote(launch), {"GPU": gpus, "CPU": num_cpus})
@@ -203,13 +201,6 @@ def run_ranks(works: Sequence[Work], *, num_gpus: float | None, num_cpus: float,
 
 def _made(counts: Mapping[str, Any]) -> int:
     return sum(counts.get(name, 0) for name in ("reused", "encoded", "failed"))
-
-
-def _gpus_if_any() -> int:
-    if ray.cluster_resources().get("GPU", 0):
-        return 1
-    _log.warning("the cluster has no GPU, so the ranks encode on CPUs; pass num_gpus=1 to wait for nodes that have one")
-    return 0
 
 
 def fits(asks: Mapping[str, float], nodes: Iterable[Mapping[str, float]]) -> bool:

@@ -110,23 +110,16 @@ def open_cache(folder: Path) -> None:
             raise BadInput(f"{folder} is a store, not a folder for copies of other stores: pass another folder as local", option="local")
         marker = folder / CACHE_MARKER
         here = identity_of(marker)
-        if here is None or not _is_whole(marker):
+        try:
+            decode_record(FORMAT, VERSION, read_whole(marker, limit_bytes=_LIMIT_BYTES), where=marker)
+        except NewerFormat:
+            raise
+        except (FormatError, OSError):  # there is none, or anything may have happened to it
             copy_file(marker, folder, encode_record(FORMAT, VERSION, {}), instead_of=here)
     except FileNotFoundError as error:
         raise ReadFailed(f"{folder} was removed while it was opened: run the same command again") from error
     except OSError as error:
         raise _refusal(folder, error) from error
-
-
-def _is_whole(marker: Path) -> bool:
-    """Whether a marker can be read; anything may have happened to it. Raises FormatError for a newer one."""
-    try:
-        decode_record(FORMAT, VERSION, read_whole(marker, limit_bytes=_LIMIT_BYTES), where=marker)
-    except NewerFormat:
-        raise
-    except (FormatError, OSError):
-        return False
-    return True
 
 
 def _refusal(path: Path, error: OSError) -> OSError:

@@ -14,6 +14,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
@@ -95,30 +96,6 @@ class ReadingClient(Protocol):
         ...
 
 
-class Client(ReadingClient, Protocol):
-    """One store in an object store, for reading and writing."""
-
-    def head(self, key: str) -> int | None:
-        """Return the size of an object, or None if it does not exist."""
-        ...
-
-    def put_new(self, key: str, data: bytes) -> bool:
-        """Create an object, complete when visible. Returns False if one exists already.
-
-        That may be this call's own, if the answer to an earlier try of it was lost: compare the contents where it matters.
-        """
-        ...
-
-    def put(self, key: str, file: Readable, size: int) -> None:
-        """Upload a file of this size from its start, replacing an object of that key. Holds `PIECE_BYTES` of it at a time in memory."""
-        ...
-
-
-def connect(address: Address, *, limits: ClientLimits = ClientLimits()) -> Client:  # noqa: B008 - immutable
-    """Return the client of a store. Sends nothing yet. Raises MissingExtra without the extra [objects], BadInput for wrong settings."""
-    return _ObstoreClient(address, limits)
-
-
 class _Failure(NamedTuple):
     """What an error of obstore says, without the server's text."""
 
@@ -148,11 +125,14 @@ class _Failure(NamedTuple):
         return " ".join(filter(None, (str(self.status or "no answer"), self.code)))
 
 
-class _ObstoreClient:
-    """`Client` over obstore."""
+class Client:
+    """One store in an object store, for reading and writing: a `ReadingClient` over obstore. Sends nothing until it is asked.
 
-    def __init__(self, address: Address, limits: ClientLimits) -> None:
-        self._address = address
+    Raises MissingExtra without the extra [objects], BadInput for wrong settings.
+    """
+
+    def __init__(self, address: Address, *, limits: ClientLimits = ClientLimits()) -> None:  # noqa: B008 - immutable
+        self.address = address
         self._limits = limits
         self._pid = os.getpid()
         with naming_extras():
@@ -160,19 +140,16 @@ class _ObstoreClient:
         self._obstore: Any = obstore
         self._store = _store_of(address, limits)
 
-    @property
-    def address(self) -> Address:
-        return self._address
-
     def __repr__(self) -> str:
-        return f"<client of {self._address}>"
+        return f"<client of {self.address}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"the client of {self._address} cannot be pickled: connect again in the other process")
+        raise TypeError(f"the client of {self.address} cannot be pickled: connect again in the other process")
 
     def list(self, folder: str = "") -> Iterator[list[ObjectRef]]:
-        above = self._address.key(folder)
-        skip = len(self._address.prefix) + 1 if self._address.prefix else 0
+        """As `ReadingClient.list`."""
+        above = self.address.key(folder)
+        skip = len(self.address.prefix) + 1 if self.address.prefix else 0
         pages: Iterator[Any] | None = None
         last: str | None = None
 
@@ -191,6 +168,7 @@ class _ObstoreClient:
             yield [ObjectRef(item["path"][skip:], item["size"]) for item in page]
 
     def head(self, key: str) -> int | None:
+        """Return the size of an object, or None if it does not exist."""
         try:
             return self._call("look up", key, lambda: self._obstore.head(self._store, self._readable(key))["size"])
         except RemoteFailed as error:
@@ -199,9 +177,11 @@ class _ObstoreClient:
             raise
 
     def get(self, key: str) -> bytes:
+        """As `ReadingClient.get`."""
         return self._call("read", key, lambda: bytes(self._obstore.get(self._store, self._readable(key)).bytes()))
 
     def get_range(self, key: str, start: int, size: int) -> bytes:
+        """As `ReadingClient.get_range`."""
         if size == 0:  # HTTP has no empty range
             return b""
 
@@ -216,15 +196,24 @@ class _ObstoreClient:
         return self._call("read", key, read)
 
     def _readable(self, key: str) -> str:
-        whole = self._address.key(key)
-        if self._address.scheme == "file" and _would_wait(Path("/") / whole):
-            raise RemoteFailed(f"{self._address.of(key)} is a fifo, a socket or a device, not a regular file: move it away")
+        whole = self.address.key(key)
+        if self.address.scheme == "file":
+            kind = stat.S_IFREG
+            with suppress(OSError):  # there is nothing, and obstore says why
+                kind = stat.S_IFMT(Path("/", whole).stat().st_mode)
+            if kind not in {stat.S_IFREG, stat.S_IFDIR}:  # reading would wait
+                raise RemoteFailed(f"{self.address.of(key)} is a fifo, a socket or a device, not a regular file: move it away")
         return whole
 
     def put_new(self, key: str, data: bytes) -> bool:
+        """Create an object, complete when visible. Returns False if one exists already.
+
+        That may be this call's own, if the answer to an earlier try of it was lost: compare the contents where it matters.
+        """
+
         def create() -> bool:
             try:
-                self._obstore.put(self._store, self._address.key(key), data, mode="create", use_multipart=False)
+                self._obstore.put(self._store, self.address.key(key), data, mode="create", use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError as error:
                 failure = _failure_of(error)
                 if failure.status == 409 and failure.code != "BlobAlreadyExists":  # two requests met; which one won is not known yet
@@ -235,9 +224,11 @@ class _ObstoreClient:
         return self._call("write", key, create)
 
     def put(self, key: str, file: Readable, size: int) -> None:
+        """Upload a file of this size from its start, replacing an object of that key. Holds `PIECE_BYTES` of it at a time in memory."""
+
         def upload() -> None:
             file.seek(0)
-            whole = self._address.key(key)
+            whole = self.address.key(key)
             if size <= PIECE_BYTES:
                 self._obstore.put(self._store, whole, file.read(), use_multipart=False)
                 return
@@ -254,7 +245,7 @@ class _ObstoreClient:
     def _call(self, verb: str, key: str, act: Callable[[], T]) -> T:
         if os.getpid() != self._pid:
             raise BadInput(
-                f"the client of {self._address} was made in process {self._pid}, and this is its forked child, where it cannot work:"
+                f"the client of {self.address} was made in process {self._pid}, and this is its forked child, where it cannot work:"
                 " connect in the process that reads"
             )
         began, tries = time.monotonic(), 0
@@ -269,7 +260,7 @@ class _ObstoreClient:
                 seconds = time.monotonic() - began
                 if not failure.may_pass or seconds >= self._limits.retry_seconds:
                     raise _error_of(
-                        f"{verb} {self._address.of(key)}", self._address, failure, tries, seconds
+                        f"{verb} {self.address.of(key)}", self.address, failure, tries, seconds
                     ) from None  # its text may hold credentials
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**tries)))
 
@@ -332,15 +323,6 @@ def _failure_of(error: Exception) -> _Failure:
     return _Failure(
         int(status[1]) if status else 0, code[1] if code else "", int(system[1]) if system and not status else 0, redirect, not lacks
     )
-
-
-def _would_wait(path: Path) -> bool:
-    """Return whether a path leads to something other than a file or folder. False if there is nothing: obstore says why."""
-    try:
-        kind = stat.S_IFMT(path.stat().st_mode)
-    except OSError:
-        return False
-    return kind not in {stat.S_IFREG, stat.S_IFDIR}
 
 
 def _error_of(what: str, address: Address, failure: _Failure, tries: int, seconds: float) -> RemoteFailed:

@@ -265,16 +265,11 @@ class HelperClient:
     """The reading half of a `Client`, by the helper of this process."""
 
     def __init__(self, address: Address) -> None:
-        self._address = address
-
-    @property
-    def address(self) -> Address:
-        """Where the store is."""
-        return self._address
+        self.address = address
 
     def _ask(self, **body: Any) -> bytes:
         helper = downloads()
-        request = helper.send({"address": str(self._address), **body})
+        request = helper.send({"address": str(self.address), **body})
         helper.wait([request])
         return request.result()
 

@@ -12,10 +12,11 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachestore.core.errors import CorruptEntry, RemoteFailed
+from cachestore.core.errors import CorruptEntry
 from cachestore.core.keys import Key
 from cachestore.files.opening import READ_FLAGS, ask_for, descriptor_limit, is_of_a_signal, read_present, read_scattered
 from cachestore.remote.cache import TOUCH_SECONDS
+from cachestore.remote.outline import reads_differ
 from cachestore.remote.parts import EntrySpan, OpenPart, PartsSource
 from cachestore.store.format.entry import checksum_of
 from cachestore.store.format.locations import Located, Location, SegmentRef
@@ -27,8 +28,7 @@ from cachestore.store.read.fetch import (
     join_buffers,
     new_buffer,
     plan_reads,
-    read_by_two_threads,
-    two_threads_are_faster,
+    read_all,
 )
 
 _CALLS: Final = 3
@@ -78,14 +78,11 @@ class PartsFetcher:
         absent = self._absent(located)
         sent = self._bring(located, absent) if absent else {}
         rows = [row for row in range(len(keys)) if row not in sent] if sent else range(len(keys))
-        part = _rows_of(located, rows) if sent else located
+        part = Located.of([located.location(row) for row in rows]) if sent else located
         reads = plan_reads(part)
         parts = {ref.digest: self._part(ref) for ref in part.segments}
         wanted = _PartsWork(keys, located, targets, reads, rows, parts, [], iter((True,)))
-        if side_by_side and two_threads_are_faster(reads):
-            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted, part))
-        else:
-            self._read_each(enumerate(reads), wanted, part)
+        read_all(reads, lambda turns: self._read_each(turns, wanted, part), side_by_side=side_by_side)
         for row, data in sent.items():
             _spread(data, targets[row])
             if not _matches(keys[row], located, row, targets[row]):
@@ -94,7 +91,6 @@ class PartsFetcher:
             self._mend(wanted)
 
     def _absent(self, located: Located) -> list[int]:
-        """The positions of entries that are not in their parts."""
         parts = {ref.digest: self._part(ref) for ref in located.segments}
         rows = zip(located.segments, located.ordinals, located.specs, strict=True)
         return [
@@ -170,21 +166,17 @@ class PartsFetcher:
             for row in wrong:
                 data = bytes(found.get(row, b""))
                 if before.get(row) == data:
-                    raise self._corrupt(wanted, row)
+                    where = self._source.where(wanted.located.segments[row].digest)
+                    mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
+                    raise CorruptEntry(f"entry {wanted.keys[row]} does not match its checksum in {where}, as two reads say; {mend}")
                 before[row] = data
-        where = self._source.where(wanted.located.segments[wrong[0]].digest)
-        raise RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
+        raise reads_differ(self._source.where(wanted.located.segments[wrong[0]].digest))
 
     @staticmethod
     def _is_mended(wanted: _PartsWork, row: int, data: memoryview | None) -> bool:
         if data is not None:
             _spread(data, wanted.targets[row])
         return data is not None and _matches(wanted.keys[row], wanted.located, row, wanted.targets[row])
-
-    def _corrupt(self, wanted: _PartsWork, row: int) -> CorruptEntry:
-        where = self._source.where(wanted.located.segments[row].digest)
-        mend = f"run `cachestore push STORE {self._source.address} --check` from a store that has it"
-        return CorruptEntry(f"entry {wanted.keys[row]} does not match its checksum in {where}, as two reads say; {mend}")
 
     def prefetch(self, locations: Sequence[Location]) -> None:
         """Ask the helper for those of these entries that are not in the cache, without waiting."""
@@ -200,26 +192,20 @@ class PartsFetcher:
             self._pid = os.getpid()
         part = self._open.get(ref.digest)
         if part is None:
-            part = self._open_part(ref)
-            if part is None:
+            close_least_used(self._open, self._limit)
+            have = _open(self._source.cache.have(ref.digest))
+            if have is None:
                 return None
+            descriptor = _open(self._source.cache.part(ref.digest))
+            if descriptor is None:
+                os.close(have)
+                return None
+            self._open[ref.digest] = part = OpenPart(descriptor, have, ref.entries, next(self._uses))
         part.used = next(self._uses)
         now = time.monotonic()
         if now - self._touched.get(ref.digest, -TOUCH_SECONDS) >= TOUCH_SECONDS:
             self._touched[ref.digest] = now
             part.touch()
-        return part
-
-    def _open_part(self, ref: SegmentRef) -> OpenPart | None:
-        close_least_used(self._open, self._limit)
-        have = _open(self._source.cache.have(ref.digest))
-        if have is None:
-            return None
-        descriptor = _open(self._source.cache.part(ref.digest))
-        if descriptor is None:
-            os.close(have)
-            return None
-        self._open[ref.digest] = part = OpenPart(descriptor, have, ref.entries, next(self._uses))
         return part
 
     def close(self) -> None:
@@ -239,10 +225,6 @@ def _open(path: Path) -> int | None:
 
 def _span(located: Located, row: int) -> EntrySpan:
     return EntrySpan(located.segments[row].digest, located.offsets[row], located.specs[row].size_bytes, located.ordinals[row])
-
-
-def _rows_of(located: Located, rows: Sequence[int]) -> Located:
-    return Located.of([located.location(row) for row in rows])
 
 
 def _matches(key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry, NewerFormat, RemoteFailed, StoreNotFound
-from cachestore.core.words import plural
+from cachestore.core.words import did_you_mean, first_of
 from cachestore.files import in_use
 from cachestore.files.checksum import Checksum
 from cachestore.files.container import HEADER_LIMIT_BYTES
@@ -25,7 +25,6 @@ from cachestore.files.marker import VERSION as MARKER_VERSION
 from cachestore.files.paths import MARKER, IndexName, Layout, decode_name, parse_catalog, parse_index, parse_recipe, parse_segment
 from cachestore.files.records import decode_record
 from cachestore.files.table import read_header
-from cachestore.remote.address import Address
 from cachestore.remote.client import PIECE_BYTES, ObjectRef, ReadingClient
 from cachestore.store.format.catalog import FORMAT, VERSION, Catalog, CatalogStart, parse_catalog_start, read_catalog
 from cachestore.store.format.index import Index, check
@@ -86,6 +85,22 @@ def _files(client: ReadingClient, top: str) -> Iterable[tuple[str, str, int]]:
             yield folder, file, found.size
 
 
+def choose_generations(
+    there: Mapping[str, Iterable[int]], name: str | None, generation: int | None, *, where: object
+) -> dict[str, list[int]]:
+    """Return the generations that are meant, by data set: all; of a named one the newest, or the given one. Raises BadInput for others."""
+    if name is None:
+        return {one: sorted(some) for one, some in sorted(there.items())}
+    found = sorted(there.get(name, ()))
+    if not found:
+        names = first_of(map(repr, sorted(there))) or "none"
+        raise BadInput(f"{where} has no data set {name!r}; it has {names}{did_you_mean(name, there)}", option="name")
+    if generation is not None and generation not in found:
+        has = first_of(map(str, reversed(found)))
+        raise BadInput(f"{where} has no generation {generation} of {name!r}; it has {has}", option="generation")
+    return {name: [generation or found[-1]]}
+
+
 def read_remote_marker(client: ReadingClient) -> dict[str, Any] | None:
     """Return the body of a store's marker; None if there is no store. Raises WrongAnswer, FormatError for a newer format, RemoteFailed."""
     path = Path(MARKER)
@@ -120,7 +135,8 @@ class WrongAnswer(FormatError):
 def ask_until_sure(ask: Callable[[], T]) -> T:
     """Return what `ask` returns. It is called again, twice at most, if it raises what a wrong answer or a vanished file may cause.
 
-    Raises its error once two calls raise the same. Wrong bytes are a FormatError then; a RemoteFailed if they differ each time.
+    Raises its error once two calls raise the same; two that say different things may come of two wrong answers. Wrong bytes are a
+    FormatError then; a RemoteFailed if they differ each time.
     """
     heard = set[object]()
     for tries_left in reversed(range(TRIES)):
@@ -131,13 +147,13 @@ def ask_until_sure(ask: Callable[[], T]) -> T:
                 damaged = "is damaged: two reads brought the same wrong bytes; remove it there, then push it again from a store that has it"
                 raise FormatError(f"{error.where} {damaged}") from error
             if not tries_left:
-                others = f"{plural(TRIES, 'read')} of {error.where} brought wrong bytes, and other ones each time"
-                raise RemoteFailed(f"{others}: something on the way there damages data; run the same command again") from error
+                raise reads_differ(error.where) from error
             heard.add((error.where, error.digest))
         except (BadInput, StoreNotFound) as error:
-            if type(error) in heard or not tries_left:
+            answer = type(error), error.args
+            if answer in heard or not tries_left:
                 raise
-            heard.add(type(error))
+            heard.add(answer)
         except (CacheStoreError, FileNotFoundError) as error:
             # It may be about something that was replaced or removed meanwhile, or that a wrong listing named.
             is_absent = isinstance(error, RemoteFailed) and error.errno == errno.ENOENT
@@ -146,16 +162,18 @@ def ask_until_sure(ask: Callable[[], T]) -> T:
     raise AssertionError  # the last try returns or raises
 
 
+def reads_differ(where: str) -> RemoteFailed:
+    """Return the error about an object of which each read brings other bytes."""
+    return RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
+
+
 class _DigestingClient:
     """A client for the reads of one object, which digests all that comes."""
 
     def __init__(self, client: ReadingClient) -> None:
         self._client = client
+        self.address = client.address
         self.checksum = Checksum()
-
-    @property
-    def address(self) -> Address:
-        return self._client.address
 
     def list(self, folder: str = "") -> Iterator[list[ObjectRef]]:
         return self._client.list(folder)
@@ -209,23 +227,36 @@ def fetch_file(client: ReadingClient, key: str, size: int, path: Path) -> None:
             file.write(client.get_range(key, start, min(PIECE_BYTES, size - start)))
 
 
-def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) -> None:
-    """Bring the newest good index of a store into an outline, if there is one. One that came damaged is brought once more."""
+def bring_index(inventory: Inventory, bring: Callable[[IndexName, int], T]) -> T | None:
+    """Return what `bring` makes of the newest index of a store that is good; None if none is. It gets name and size.
+
+    An index that came damaged is brought once more.
+    """
     for name, size in inventory.indexes.items():
-        path = outline.index(name)
         for _try in range(2):
             try:
-                fetch_file(client, key_of(KEYS.index(name)), size, path)
-                check(outline, name)
+                return bring(name, size)
             except FormatError:
-                in_use.unlink(path)
+                continue
             except RemoteFailed as error:
-                in_use.unlink(path)
                 if error.errno != errno.ENOENT:
                     raise
                 break  # it is not there, whatever the listing says
-            else:
-                return
+    return None
+
+
+def fetch_index(client: ReadingClient, inventory: Inventory, outline: Layout) -> None:
+    """Bring the newest good index of a store into an outline, if there is one."""
+
+    def bring(name: IndexName, size: int) -> None:
+        try:
+            fetch_file(client, key_of(KEYS.index(name)), size, outline.index(name))
+            check(outline, name)
+        except CacheStoreError:
+            in_use.unlink(outline.index(name))
+            raise
+
+    bring_index(inventory, bring)
 
 
 def draw_segments(outline: Layout, segments: Mapping[str, int], header_of: Callable[[str, int], bytes]) -> None:
@@ -252,8 +283,7 @@ def remote_header(client: ReadingClient) -> Callable[[str, int], bytes]:
             found.append(_start_of_object(client, key, size))
             if found[-1] == found[-2]:
                 return found[-1]
-        where = client.address.of(key)
-        raise RemoteFailed(f"each read of {where} brings other bytes: something on the way there damages data; run the same command again")
+        raise reads_differ(client.address.of(key))
 
     return header_of
 

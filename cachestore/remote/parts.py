@@ -5,15 +5,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachestore.files import in_use
 from cachestore.files.opening import read_at
-from cachestore.files.paths import Layout
 from cachestore.remote.address import Address
 from cachestore.remote.cache import Room, StoreCache
 from cachestore.remote.downloads import Downloads, HelperRequest, downloads
+from cachestore.remote.outline import KEYS, key_of
 
 WINDOW_BYTES: Final = 256 * 1024 * 1024
 """Bytes that may be requested before they are needed."""
@@ -21,7 +20,6 @@ _JOINED_BYTES: Final = 2 * 1024 * 1024
 """Most bytes of one request for several entries. More would come faster by several requests at once."""
 _GAP_BYTES: Final = 16 * 1024
 """Entries with no more than this between them are neighbours: one request brings them."""
-_KEYS: Final = Layout(Path())
 
 
 class EntrySpan(NamedTuple):
@@ -90,7 +88,7 @@ class PartsSource:
 
     def where(self, digest: str) -> str:
         """Return the address of a segment, for messages."""
-        return self.address.of(_key(digest))
+        return self.address.of(key_of(KEYS.segment(digest)))
 
     def bring(self, spans: Sequence[EntrySpan], sizes: Mapping[str, int], *, again: bool = False) -> dict[EntrySpan, memoryview]:
         """Bring entries and wait for them. `sizes` has the sizes of their segments.
@@ -171,8 +169,9 @@ class PartsSource:
             here.was_here = here.is_filled = False
         for joined in _join(spans):
             digest, start = joined[0].digest, joined[0].start
+            key = key_of(KEYS.segment(digest))
             size = joined[-1].start + joined[-1].size - start
-            body = {"do": "range", "address": str(self.address), "key": _key(digest), "start": start, "size": size, "soon": soon}
+            body = {"do": "range", "address": str(self.address), "key": key, "start": start, "size": size, "soon": soon}
             has_part = self.room.take(size)
             if has_part:
                 ordinals = [span.ordinal for span in joined]
@@ -186,10 +185,6 @@ class PartsSource:
             here.let_go(span)
         here.reads |= reads
         return reads
-
-
-def _key(digest: str) -> str:
-    return _KEYS.segment(digest).as_posix()
 
 
 def _join(spans: Sequence[EntrySpan]) -> list[list[EntrySpan]]:

@@ -22,6 +22,7 @@ from cachestore.remote.call import call_helper
 from cachestore.remote.client import Client
 from cachestore.remote.outline import (
     KEYS,
+    choose_generations,
     digesting,
     draw_segments,
     fetch_catalog,
@@ -39,9 +40,7 @@ from cachestore.remote.transfer import (
     StoreTransfer,
     TransferReport,
     TransferRequest,
-    choose,
     pieces_of_remote,
-    requests_down,
     run_transfer,
     segments_of,
 )
@@ -108,12 +107,9 @@ class _Pull(StoreTransfer):
         if MARKER in names_in(layout.root, is_root=True):
             self._layout = open_layout(layout)
 
-    def requests(self, file: FileRef) -> int:
-        return requests_down(file)
-
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request
-        plan = Moves(choose(there.catalogs, request.name, request.generation, where=self._client.address))
+        plan = Moves(choose_generations(there.catalogs, request.name, request.generation, where=self._client.address))
         for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):
             size = there.catalogs[name][generation]
             if layout.catalog(name, generation).name in names_in(layout.catalog_folder(name)):

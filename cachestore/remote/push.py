@@ -25,6 +25,7 @@ from cachestore.remote.call import call_helper
 from cachestore.remote.client import Client
 from cachestore.remote.outline import (
     KEYS,
+    choose_generations,
     draw_segments,
     fetch_index,
     key_of,
@@ -43,7 +44,6 @@ from cachestore.remote.transfer import (
     TransferReport,
     TransferRequest,
     UploadedFile,
-    choose,
     pieces_of_remote,
     requests_up,
     run_transfer,
@@ -111,6 +111,8 @@ def push_to(client: Client, layout: Layout, request: TransferRequest) -> Transfe
 
 
 class _Push(StoreTransfer):
+    requests = staticmethod(requests_up)
+
     def __init__(self, client: Client, layout: Layout, request: TransferRequest, scratch: Path) -> None:
         check_for_reading(layout)
         super().__init__(client, layout, request, scratch)
@@ -118,13 +120,10 @@ class _Push(StoreTransfer):
         self._needed: dict[str, int] = {}
         """Size of each segment that has to be there before the catalogs are."""
 
-    def requests(self, file: FileRef) -> int:
-        return requests_up(file)
-
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request
         generations = {name: numbers for name in list_names(layout) if (numbers := list_generations(layout, name))}
-        plan = Moves(choose(generations, request.name, request.generation, where=layout.root))
+        plan = Moves(choose_generations(generations, request.name, request.generation, where=layout.root))
         digests, fingerprints = set[str](), set[str]()
         with closing(load_snapshot(layout)) as snapshot:
             for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):

@@ -3,12 +3,11 @@
 Any byte of the cache may be wrong: each copy is compared with its checksums when it is opened, and brought again if it differs.
 """
 
-import errno
 import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
@@ -16,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from cachestore.core.arguments import as_path, as_whole, as_word, refuse
-from cachestore.core.errors import BadInput, FormatError, RemoteFailed
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Key
 from cachestore.core.spelling import option
-from cachestore.core.words import did_you_mean, first_of, human_bytes
+from cachestore.core.words import human_bytes
 from cachestore.files import in_use
 from cachestore.files.container import parse_start
 from cachestore.files.opening import is_of_a_signal
-from cachestore.files.paths import Layout, parse_index
+from cachestore.files.paths import IndexName, Layout, parse_index
 from cachestore.remote.address import Address, parse_address
 from cachestore.remote.cache import (
     LOCAL,
@@ -44,6 +43,8 @@ from cachestore.remote.outline import (
     KEYS,
     Inventory,
     ask_until_sure,
+    bring_index,
+    choose_generations,
     digesting,
     fetch_file,
     key_of,
@@ -173,25 +174,27 @@ class RemoteReader(Reader):
         cache = StoreCache(Path(state["folder"]), state["store_id"])
         cache.make_folders()
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
-        self._show(self._take_over(state["given"]))
-        for (name, generation), (size, start) in state["catalogs"].items():
-            ask_until_sure(partial(self._copy_catalog, name, generation, size, start))
-
-    def _take_over(self, given: Handover) -> Snapshot:
         try:
-            return snapshot_of(self.layout, given)
+            snapshot = snapshot_of(self.layout, state["given"])
         except (FormatError, OSError) as error:
             if is_of_a_signal(error):
                 raise
-            return self._load(None)
+            snapshot = self._load(None)
+        self._show(snapshot)
+        for (name, generation), (size, start) in state["catalogs"].items():
+            ask_until_sure(partial(self._copy_catalog, name, generation, size, start))
 
     def _load(self, earlier: Snapshot | None) -> Snapshot:
         return ask_until_sure(lambda: self._take_snapshot(earlier))
 
     def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
         inventory = self.inventory = take_inventory(self._client)
-        index = self._index_of(inventory)
+        index = bring_index(inventory, self._copy_index)
         with closing(index) if index is not None else nullcontext():
+            with suppress(OSError):
+                for path in self.layout.indexes.iterdir() if index is not None else ():
+                    if (name := parse_index(path.name)) is not None and name not in inventory.indexes:  # an older one
+                        in_use.unlink(path, seconds=0.0)
             refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
             covered = {ref.digest for ref in refs.values()}
             vanished = frozenset(number for number, ref in refs.items() if inventory.segments.get(ref.digest) != ref.size_bytes)
@@ -203,21 +206,8 @@ class RemoteReader(Reader):
             given = Handover(index.verdict if index is not None else None, vanished, uncovered)
         return snapshot_of(self.layout, given)
 
-    def _index_of(self, inventory: Inventory) -> Index | None:
-        for name, size in inventory.indexes.items():
-            path, key = self.layout.index(name), KEYS.index(name)
-            for _try in range(2):
-                try:
-                    index = self._copy(path, key, size, lambda name=name: Index(self.layout, check(self.layout, name)))
-                except FormatError:
-                    continue
-                except RemoteFailed as error:
-                    if error.errno != errno.ENOENT:
-                        raise
-                    break  # it is not there, whatever the listing says
-                self._remove_old_indexes(inventory)
-                return index
-        return None
+    def _copy_index(self, name: IndexName, size: int) -> Index:
+        return self._copy(self.layout.index(name), KEYS.index(name), size, lambda: Index(self.layout, check(self.layout, name)))
 
     def _copy(self, path: Path, key: Path, size: int, check: Callable[[], T]) -> T:
         here = identity_of(path)
@@ -229,13 +219,6 @@ class RemoteReader(Reader):
         with digesting(self._client, key) as digested:
             copy_file(path, self._cache.temporary, partial(fetch_file, digested, key_of(key), size), instead_of=here)
             return check()
-
-    def _remove_old_indexes(self, inventory: Inventory) -> None:
-        with suppress(OSError):
-            for path in self.layout.indexes.iterdir():
-                name = parse_index(path.name)
-                if name is not None and name not in inventory.indexes:
-                    in_use.unlink(path, seconds=0.0)
 
     def _contents(self, digest: str, size: int) -> SegmentContents:
         start = remote_header(self._client)(digest, size)
@@ -249,26 +232,13 @@ class RemoteReader(Reader):
         def bring() -> int:
             if next(tries):
                 self.inventory = take_inventory(self._client)
-            found = self._find_generation(name, generation)
+            [[found]] = choose_generations(self.inventory.catalogs, name, generation, where=self.layout.shown).values()
             size = self.inventory.catalogs[name][found]
             start = remote_start(self._client, name, found, size)
             self._copy_catalog(name, found, size, start)
             return found
 
         return ask_until_sure(bring)
-
-    def _find_generation(self, name: str, generation: int | None) -> int:
-        there = self.inventory.catalogs
-        sizes = there.get(name)
-        if not sizes:
-            names = first_of(map(repr, there)) or "none"
-            raise BadInput(f"{self.layout.shown} has no data set {name!r}; it has {names}{did_you_mean(name, there)}", option="name")
-        found = max(sizes) if generation is None else generation
-        if found not in sizes:
-            some = first_of(map(str, sorted(sizes, reverse=True)))
-            has = f"it has {some}"
-            raise BadInput(f"{self.layout.shown} has no generation {found} of the data set {name!r}; {has}", option="generation")
-        return found
 
     def _copy_catalog(self, name: str, generation: int, size: int, start: CatalogStart) -> None:
         with suppress(OSError):
@@ -317,14 +287,9 @@ class RemoteReader(Reader):
 
 def _bytes_by_segment(catalog: Catalog, snapshot: Snapshot) -> dict[str, int]:
     found: dict[str, int] = {}
-    for keys in _chunks({key for column in catalog.columns for key in column.keys if key != NO_KEY}):
-        for locations in snapshot.find(keys):
+    keys = [Key(key) for key in {key for column in catalog.columns for key in column.keys if key != NO_KEY}]
+    for start in range(0, len(keys), _LOCATED_AT_ONCE):
+        for locations in snapshot.find(keys[start : start + _LOCATED_AT_ONCE]):
             for location in locations[:1]:
                 found[location.segment.digest] = found.get(location.segment.digest, 0) + location.size_bytes
     return found
-
-
-def _chunks(keys: Iterable[bytes]) -> Iterator[list[Key]]:
-    rest = [Key(key) for key in keys]
-    for start in range(0, len(rest), _LOCATED_AT_ONCE):
-        yield rest[start : start + _LOCATED_AT_ONCE]

@@ -33,7 +33,7 @@ from cachestore.files import in_use
 from cachestore.files.frames import head_line
 from cachestore.remote.address import parse_address
 from cachestore.remote.cache import make_way
-from cachestore.remote.client import PIECE_BYTES, Client, ClientLimits, connect
+from cachestore.remote.client import PIECE_BYTES, Client, ClientLimits
 from cachestore.remote.process import error_as_json, requests_of, write_out
 
 _WRITE_FLAGS: Final = in_use.WRITE_FLAGS | os.O_CREAT
@@ -102,7 +102,7 @@ class _Server:
         address = request["address"]
         with self._guard:
             if address not in self._clients:
-                self._clients[address] = connect(parse_address("path", address), limits=self._limits)
+                self._clients[address] = Client(parse_address("path", address), limits=self._limits)
             client = self._clients[address]
         match request["do"]:
             case "list":

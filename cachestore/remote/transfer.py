@@ -1,4 +1,4 @@
-"""What push and pull have in common: their report, the choice of generations, and files that move side by side."""
+"""What push and pull have in common: their report, and files that move side by side."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ from cachestore.core.arguments import as_switch, as_text, as_whole, check_calls
 from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed, numbered
 from cachestore.core.keys import Json, Key
 from cachestore.core.spelling import option
-from cachestore.core.words import did_you_mean, first_of, in_short
+from cachestore.core.words import in_short
 from cachestore.files.opening import read_at, reason_of
 from cachestore.files.paths import Access, Layout
 from cachestore.files.scratch import MAKE_ROOM, scratch_folder
@@ -141,6 +141,17 @@ class Moves:
         return [*self.segments, *self.recipes, *(file for _name, _generation, file in self.catalogs)]
 
 
+def requests_down(file: FileRef) -> int:
+    """Return how many requests bring a file: one for each piece."""
+    return max(1, -(-file.size // PIECE_BYTES))
+
+
+def requests_up(file: FileRef) -> int:
+    """Return how many requests send a file: as many, and two around several pieces."""
+    pieces = requests_down(file)
+    return pieces if pieces == 1 else pieces + 2
+
+
 class StoreTransfer:
     """One push or pull: it plans what moves, moves it, and reports. A subclass says in which direction."""
 
@@ -159,9 +170,8 @@ class StoreTransfer:
         """Move it, in the order in which a reader may see it."""
         raise NotImplementedError
 
-    def requests(self, file: FileRef) -> int:
-        """Return how many requests a file takes."""
-        raise NotImplementedError
+    requests = staticmethod(requests_down)
+    """How many requests a file takes."""
 
     def run(self, began: float) -> TransferReport:
         """Do it, and return the report."""
@@ -203,31 +213,6 @@ def run_transfer(direction: type[StoreTransfer], client: Client, layout: Layout,
     return ask_until_sure(attempt)
 
 
-def requests_down(file: FileRef) -> int:
-    """Return how many requests bring a file."""
-    return max(1, -(-file.size // PIECE_BYTES))
-
-
-def requests_up(file: FileRef) -> int:
-    """Return how many requests send a file: one, or one for each piece and two around them."""
-    pieces = requests_down(file)
-    return pieces if pieces == 1 else pieces + 2
-
-
-def choose(there: Mapping[str, Iterable[int]], name: str | None, generation: int | None, *, where: Address | Path) -> dict[str, list[int]]:
-    """Return the generations to move by data set: all; of a named one the newest, or the given one. Raises BadInput for others."""
-    if name is None:
-        return {one: sorted(some) for one, some in sorted(there.items())}
-    found = sorted(there.get(name, ()))
-    if not found:
-        names = first_of(map(repr, sorted(there))) or "none"
-        raise BadInput(f"{where} has no data set {name!r}; it has {names}{did_you_mean(name, there)}", option="name")
-    if generation is not None and generation not in found:
-        has = first_of(map(str, reversed(found)))
-        raise BadInput(f"{where} has no generation {generation} of {name!r}; it has {has}", option="generation")
-    return {name: [generation or found[-1]]}
-
-
 def segments_of(catalog: Catalog, snapshot: Snapshot, *, where: Address | Path, command: str) -> set[str]:
     """Return the digests of the segments whose copies a reader of this catalog takes.
 
@@ -265,24 +250,19 @@ class Mover:
     def each(self, doing: str, items: Iterable[T], act: Callable[[T], object]) -> None:
         """Call `act` for every item. Raises what it raises first."""
         todo, running = iter(items), deque[Future[object]]()
-        with ThreadPoolExecutor(self._jobs, thread_name_prefix="cachestore-transfer") as threads, self._stopping():
-            while True:
-                running.extend(threads.submit(act, item) for item in islice(todo, self._jobs - len(running)))
-                self.show(doing)
-                if not running:
-                    return
-                ended = wait(running, timeout=_SHOW_SECONDS, return_when=FIRST_COMPLETED).done
-                for future in ended:
-                    running.remove(future)
-                    future.result()
-
-    @contextmanager
-    def _stopping(self) -> Generator[None]:
-        try:
-            yield
-        except BaseException:
-            self._stop.set()  # before the threads are waited for
-            raise
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="cachestore-transfer") as threads:
+            try:
+                while True:
+                    running.extend(threads.submit(act, item) for item in islice(todo, self._jobs - len(running)))
+                    self.show(doing)
+                    if not running:
+                        return
+                    for future in wait(running, timeout=_SHOW_SECONDS, return_when=FIRST_COMPLETED).done:
+                        running.remove(future)
+                        future.result()
+            except BaseException:
+                self._stop.set()  # before the threads are waited for
+                raise
 
     def show(self, doing: str) -> None:
         """Report how far it is. For the caller's thread only."""

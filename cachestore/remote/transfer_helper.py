@@ -18,7 +18,7 @@ from cachestore.core.signals import leave_to_starter
 from cachestore.files.frames import frame
 from cachestore.files.paths import Layout
 from cachestore.remote.address import parse_address
-from cachestore.remote.client import connect
+from cachestore.remote.client import Client
 from cachestore.remote.listing import list_client
 from cachestore.remote.process import error_as_json, requests_of, write_out
 from cachestore.remote.pull import pull_from
@@ -63,7 +63,7 @@ def _answer(do: str, address: str, *, store: str = "", shows: bool = False, **op
         write_out(frame({"progress": [doing, done, total]}))
 
     try:
-        client = connect(parse_address("address", address))
+        client = Client(parse_address("address", address))
         if do == "ls":
             return {"result": list_client(client).as_json()}
         request = TransferRequest(**options, on_progress=show if shows else None)

@@ -67,38 +67,26 @@ def histogram(bins: Sequence[Bin], unit: str, limit: int | None) -> Html:
     """Return bars over lengths, with a line at the encoder's limit; bars above it have another colour. Needs at least one bin."""
     first, last = bins[0].low, bins[-1].high + 1
     most = max(one.captions for one in bins) or 1
-    drawn = [_column(one, first, last - first, most, is_cut=limit is not None and one.low > limit) for one in bins]
-    ticks = [_tick(value, first, last - first) for value in _round_numbers(first, last)]
-    line: list[Html] = []
+    drawn: list[Html] = []
+    for one in bins:
+        height = round((_BASE - 22) * one.captions / most, 1)
+        height = max(height, 1.0) if one.captions else 0.0
+        x, width = _percent((one.low - first) / (last - first)), _percent(0.86 * (one.high + 1 - one.low) / (last - first))
+        where = f"{one.low:,}" if one.low == one.high else f"{one.low:,} to {one.high:,}"
+        css = "lost" if limit is not None and one.low > limit else "fill"
+        column = f'<rect x="{x}" width="{width}" y="{_BASE - height}" height="{height}" class="{css}">'
+        drawn.append(Html(f"{column}<title>{where}: {one.captions:,}</title></rect>"))
+    drawn.append(Html(f'<line x1="0" x2="100%" y1="{_BASE}" y2="{_BASE}" class="axis"/>'))
+    steps = (digit * 10**power for power in count_from_0() for digit in (1, 2, 5))
+    step = next(step for step in steps if (last - first) / step <= _TICKS)
+    for value in range(-(-first // step) * step, last, step):
+        part = (value - first) / (last - first)
+        anchor = "start" if part < 0.04 else "end" if part > 0.96 else "middle"
+        drawn.append(Html(f'<text x="{_percent(part)}" y="{_BASE + 17}" text-anchor="{anchor}">{value:,}</text>'))
     if limit is not None and first < limit + 1 < last:
         x = _percent((limit + 1 - first) / (last - first))
         anchor, offset = ("end", "-6") if limit > (first + last) / 2 else ("start", "6")
-        line = [
-            Html(f'<line x1="{x}" x2="{x}" y1="2" y2="{_BASE}" class="limit"/>'),
-            Html(f'<text x="{x}" dx="{offset}" y="12" text-anchor="{anchor}" class="limit-text">limit {limit:,}</text>'),
-        ]
-    axis = Html(f'<line x1="0" x2="100%" y1="{_BASE}" y2="{_BASE}" class="axis"/>')
+        drawn.append(Html(f'<line x1="{x}" x2="{x}" y1="2" y2="{_BASE}" class="limit"/>'))
+        drawn.append(Html(f'<text x="{x}" dx="{offset}" y="12" text-anchor="{anchor}" class="limit-text">limit {limit:,}</text>'))
     label = f"Lengths of captions in {unit}, from {first:,} to {last - 1:,}"
-    return Html(f'<svg class="histogram" role="img" aria-label="{label}" height="{_HEIGHT}">{join([*drawn, axis, *ticks, *line])}</svg>')
-
-
-def _column(one: Bin, first: int, span: int, most: int, *, is_cut: bool) -> Html:
-    height = round((_BASE - 22) * one.captions / most, 1)
-    height = max(height, 1.0) if one.captions else 0.0
-    x, width = _percent((one.low - first) / span), _percent(0.86 * (one.high + 1 - one.low) / span)
-    where = f"{one.low:,}" if one.low == one.high else f"{one.low:,} to {one.high:,}"
-    title = f"<title>{where}: {one.captions:,}</title>"
-    css = "lost" if is_cut else "fill"
-    return Html(f'<rect x="{x}" width="{width}" y="{_BASE - height}" height="{height}" class="{css}">{title}</rect>')
-
-
-def _tick(value: int, first: int, span: int) -> Html:
-    part = (value - first) / span
-    anchor = "start" if part < 0.04 else "end" if part > 0.96 else "middle"
-    return Html(f'<text x="{_percent(part)}" y="{_BASE + 17}" text-anchor="{anchor}">{value:,}</text>')
-
-
-def _round_numbers(first: int, last: int) -> list[int]:
-    steps = (digit * 10**power for power in count_from_0() for digit in (1, 2, 5))
-    step = next(step for step in steps if (last - first) / step <= _TICKS)
-    return list(range(-(-first // step) * step, last, step))
+    return Html(f'<svg class="histogram" role="img" aria-label="{label}" height="{_HEIGHT}">{join(drawn)}</svg>')

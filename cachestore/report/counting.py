@@ -60,7 +60,9 @@ def measure_captions(catalog: Catalog) -> Captions:
     column = next((one for one in catalog.columns if one.role == CAPTION and "tokens" in one.facts), None)
     tokens = _tokens_of(catalog, column) if column is not None else {}
     lengths = tokens or {caption: len(caption) for caption in different}
-    limit = _limit_of(catalog.recipes.get(column.fingerprint)) if column is not None and tokens else None
+    recipe = catalog.recipes.get(column.fingerprint) if column is not None and tokens else None
+    known: Json = recipe.make.get("max_tokens") if recipe is not None else None
+    limit = known if type(known) is int and known >= 0 else None
     ordered = sorted(lengths.values())
     cut = [caption for caption, length in lengths.items() if limit is not None and length > limit]
     return Captions(
@@ -76,11 +78,6 @@ def measure_captions(catalog: Catalog) -> Captions:
         bins=_bins_of(ordered, limit),
         longest=_longest_of(catalog, {caption: lengths[caption] for caption in cut}),
     )
-
-
-def _limit_of(recipe: Recipe | None) -> int | None:
-    limit: Json = recipe.make.get("max_tokens") if recipe is not None else None
-    return limit if type(limit) is int and limit >= 0 else None
 
 
 def _tokens_of(catalog: Catalog, column: KeyColumn) -> dict[str, int]:

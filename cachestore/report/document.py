@@ -26,17 +26,7 @@ from cachestore.report.html import (
     table,
     words,
 )
-from cachestore.report.numbers import (
-    Captions,
-    ColumnNumbers,
-    Damage,
-    Gallery,
-    Pass,
-    Picture,
-    RankNumbers,
-    ReportNumbers,
-    Thumbnail,
-)
+from cachestore.report.numbers import Captions, ColumnNumbers, Damage, Gallery, Pass, Picture, RankNumbers, ReportNumbers, Thumbnail
 from cachestore.report.style import STYLE
 from cachestore.sources.unused import REASONS
 

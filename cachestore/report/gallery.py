@@ -1,9 +1,8 @@
 """Chooses the samples that a page shows, and makes their pictures: the part that was encoded, and what the latents hold of it."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from cachestore.core.inputs import WITHIN, framing_of
 from cachestore.report.numbers import Framing, Gallery, Picture, Thumbnail
@@ -63,29 +62,26 @@ def make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gall
 
 
 def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original: Original, colours: Colours) -> Thumbnail:
+    facts, (numerator, denominator) = one.cell.facts, one.cell.facts.get("fps", (0, 0))
+    scale, cut, cut_at = fit_of(one.cell)
+    framing = Framing(
+        one.sample,
+        facts.get("bucket", ()),
+        facts.get("size", ()),
+        scale,
+        cut,
+        cut_at,
+        tuple(framing_of(json.loads(catalog.extras[one.row])).get(WITHIN, ())),
+        numerator / denominator if numerator and denominator else None,
+        original.footage,
+    )
     side = longest_side(LONGEST_SIDE, len(one.latents))
     painted = [reduce(colours.paint(latents), side) for latents in one.latents]
     return Thumbnail(
-        framing=_framing(one, original, framing_of(json.loads(catalog.extras[one.row]))),
+        framing=framing,
         source=next(iter(references_of(catalog, column, one.row)), ""),
         caption=next(iter(catalog.row_captions(one.row)), ""),
         latents=tuple(Picture("png", encode_png(pixels), pixels.shape[1], pixels.shape[0]) for pixels in painted),
         originals=original.shown,
         why_none=_WHY_NONE.get(original.state, "") + original.reason,
-    )
-
-
-def _framing(one: SampleLatents, original: Original, given: Mapping[str, Any]) -> Framing:
-    facts, (numerator, denominator) = one.cell.facts, one.cell.facts.get("fps", (0, 0))
-    size, (scale, cut, cut_at) = facts.get("size", ()), fit_of(one.cell)
-    return Framing(
-        one.sample,
-        facts.get("bucket", ()),
-        size,
-        scale,
-        cut,
-        cut_at,
-        tuple(given.get(WITHIN, ())),
-        numerator / denominator if numerator and denominator else None,
-        original.footage,
     )

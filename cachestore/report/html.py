@@ -20,7 +20,11 @@ LONGEST_TEXT: Final = 280
 def words(text: str, limit: int = LONGEST_TEXT) -> Html:
     """Return any text as HTML: escaped, cut after `limit` characters, with signs for control characters and its own text direction."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    shown = "".join("↵ " if char == "\n" else "\N{REPLACEMENT CHARACTER}" if _is_unprintable(char) else char for char in cut)
+    shown = ""
+    for char in cut:
+        # Controls, lone surrogates and unassigned ones must not be in a page. Joiners stay: emoji and Persian need them.
+        is_unprintable = unicodedata.category(char) in {"Cc", "Cs", "Cn"}
+        shown += "↵ " if char == "\n" else "\N{REPLACEMENT CHARACTER}" if is_unprintable else char
     return Html(f"<bdi>{html.escape(shown, quote=True)}</bdi>")
 
 
@@ -32,11 +36,6 @@ def prose(text: str) -> Html:
 def attribute(text: str, limit: int = LONGEST_TEXT) -> Html:
     """Like `words`, for quoted attributes and `title` elements, which cannot contain elements."""
     return Html(words(text, limit).removeprefix("<bdi>").removesuffix("</bdi>"))
-
-
-def _is_unprintable(char: str) -> bool:
-    """Whether a page must not contain it: controls, lone surrogates, unassigned. Joiners stay: emoji and Persian need them."""
-    return unicodedata.category(char) in {"Cc", "Cs", "Cn"}
 
 
 def count(number: int) -> Html:
@@ -102,13 +101,12 @@ def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Html]])
     is_wide = len(columns) > _MOST_COLUMNS or any(css == "t" for _name, css in columns)
     heads = join(Html(f'<th scope="col" class="{css}">{attribute(name)}</th>') for name, css in columns)
     of = [f' data-of="{attribute(name)}"' if name and is_wide else "" for name, _css in columns]
-    body = join(_row(columns, of, row) for row in rows)
+    body: list[Html] = []
+    for first, *others in rows:
+        cells = [Html(f'<th scope="row" class="{columns[0][1]}">{first}</th>')]
+        for (_name, css), name, cell in zip(columns[1:], of[1:], others, strict=True):
+            cells.append(Html(f'<td class="{css}"{name}>{cell}</td>'))
+        body.append(element("tr", join(cells)))
     caption = element("caption", attribute(title))
     css = ' class="fold"' if is_wide else ""
-    return Html(f'<div class="scroll"><table{css}>{caption}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>')
-
-
-def _row(columns: Sequence[Column], of: Sequence[str], row: Sequence[Html]) -> Html:
-    first = Html(f'<th scope="row" class="{columns[0][1]}">{row[0]}</th>')
-    cells = (Html(f'<td class="{css}"{name}>{cell}</td>') for (_name, css), name, cell in zip(columns[1:], of[1:], row[1:], strict=True))
-    return element("tr", join([first, *cells]))
+    return Html(f'<div class="scroll"><table{css}>{caption}<thead><tr>{heads}</tr></thead><tbody>{join(body)}</tbody></table></div>')

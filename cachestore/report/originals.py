@@ -152,13 +152,20 @@ def _shown(data: bytes, one: SampleLatents, decode: _Decode) -> Original:
 def _reduced(picture: "Image", one: SampleLatents) -> tuple[Picture, NDArray[np.float64] | None]:
     from PIL import Image
 
-    box = _box(picture.size, one.cell)
-    left, top, right, bottom = box or (0, 0, *picture.size)
+    left, top, right, bottom = 0.0, 0.0, *map(float, picture.size)
+    if (found := crop_of(one.cell)) is not None:
+        resized, crop = found
+        across, down = picture.size[0] / resized[0], picture.size[1] / resized[1]
+        left, top = crop[0] * across, crop[1] * down
+        right, bottom = min(crop[2] * across, picture.size[0]), min(crop[3] * down, picture.size[1])
     scale = min(1.0, longest_side(LONGEST_SIDE, len(one.latents)) / max(right - left, bottom - top))
     size = max(1, round(scale * (right - left))), max(1, round(scale * (bottom - top)))
     small = picture.resize(size, Image.Resampling.LANCZOS, box=(left, top, right, bottom), reducing_gap=2.0)
     _channels, height, width = one.latents[0].shape
-    pixels = None if box is None else np.asarray(picture.resize((width, height), Image.Resampling.BOX, box=box), np.float64)
+    pixels = None
+    if found is not None:
+        fitted = picture.resize((width, height), Image.Resampling.BOX, box=(left, top, right, bottom))
+        pixels = np.asarray(fitted, np.float64)
     if is_flipped(one.cell):
         small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = None if pixels is None else pixels[:, ::-1]
@@ -170,15 +177,6 @@ def _reduced(picture: "Image", one: SampleLatents) -> tuple[Picture, NDArray[np.
 def longest_side(alone: int, pictures: int) -> int:
     """Return the longest side of each of so many pictures that have as many pixels together as one alone."""
     return isqrt(alone * alone // pictures)
-
-
-def _box(size: tuple[int, int], cell: Cell) -> tuple[float, float, float, float] | None:
-    found = crop_of(cell)
-    if found is None:
-        return None
-    resized, (left, top, right, bottom) = found
-    across, down = size[0] / resized[0], size[1] / resized[1]
-    return left * across, top * down, min(right * across, size[0]), min(bottom * down, size[1])
 
 
 def _decoded(options: Mapping[str, Json], data: bytes, _one: SampleLatents) -> "tuple[list[Image], ClipFile | None]":

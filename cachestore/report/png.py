@@ -17,9 +17,7 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
     filtered = np.diff(rows, axis=1, prepend=np.zeros((height, 1, rows.shape[2]), np.uint8))
     lines = np.concatenate([np.ones((height, 1), np.uint8), filtered.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if rows.shape[2] == 3 else 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, body) for kind, body in chunks)
-
-
-def _chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    png = b"\x89PNG\r\n\x1a\n"
+    for kind, body in ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")):
+        png += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return png

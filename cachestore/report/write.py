@@ -166,8 +166,11 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> tupl
     stages: Mapping[str, Any] = report.get("stages") or sum_stages(shown.stages for shown in own)
     fractions = stage_fractions(stages) if stages else {}
     in_order = sorted(own, key=lambda shown: (shown.rank is None, shown.rank, shown.started))
+    started = min((shown.started for shown in own), default=0.0)
+    with suppress(FormatError, OSError, KeyError):
+        started = float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
     one = Pass(
-        started=_started(layout, ref, own),
+        started=started,
         plan=ref.plan,
         number=ref.number,
         complete=done is not None,
@@ -191,12 +194,6 @@ def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> tupl
     failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
     unused = (UnusedFiles(str(row["reason"]), int(row["count"]), (*map(str, row["examples"]),)) for row in report.get("unused", ()))
     return one, (tuple(failures), tuple(unused))
-
-
-def _started(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> float:
-    with suppress(FormatError, OSError, KeyError):
-        return float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
-    return min((shown.started for shown in heartbeats), default=0.0)
 
 
 def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:

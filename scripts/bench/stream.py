@@ -128,9 +128,9 @@ def serve_folder(root: Path) -> None:
 def get_ranges(ranges: Sequence[tuple[str, int, int]]) -> float:
     """Get these ranges with 32 threads. Returns the seconds, without those of the first 32."""
     from cachestore.remote.address import parse_address
-    from cachestore.remote.client import connect
+    from cachestore.remote.client import Client
 
-    client = connect(parse_address("address", ADDRESS))
+    client = Client(parse_address("address", ADDRESS))
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(lambda one: client.get_range(*one), ranges[:THREADS]))
         began = time.perf_counter()

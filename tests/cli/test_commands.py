@@ -130,6 +130,11 @@ def test_a_misspelt_command_or_option_is_answered_with_the_one_that_was_meant(ru
     assert f"; did you mean {meant!r}" in err
 
 
+def test_import_asks_for_data_by_its_option(run, tmp_path):
+    code, _out, said = run("import", "musubi", tmp_path, "--store", tmp_path / "store", "--claim", "model=x")
+    assert (code, "--data" in said, "DATA" in said) == (USAGE, True, False)
+
+
 def test_no_command_is_a_usage_error(run):
     assert run()[0] == USAGE
 

@@ -22,3 +22,10 @@ def test_an_option_is_spelled_as_its_caller_writes_it(name, value, typed, called
     with for_command_line():
         assert option(name, value) == typed
     assert option(name, value) == called
+
+
+def test_data_is_spelled_as_its_command_takes_it():
+    with for_command_line("--data"):
+        assert option("data") == "--data"
+    with for_command_line():
+        assert option("data") == "DATA"

@@ -6,7 +6,7 @@ from typing import Any
 
 from cachestore.core.errors import RemoteFailed
 from cachestore.remote.address import parse_address
-from cachestore.remote.client import ObjectRef
+from cachestore.remote.client import Client, ObjectRef
 
 
 class Killed(BaseException):
@@ -24,7 +24,7 @@ class Bucket:
         return FakeClient(self, parse_address("address", address), **options)
 
 
-class FakeClient:
+class FakeClient(Client):
     """`cachestore.remote.client.Client` over a Bucket.
 
     `before(verb, key)` is called before each request, `after(verb, key)` when the bucket has acted but the caller does not know yet. Either

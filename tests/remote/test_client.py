@@ -9,7 +9,7 @@ import pytest
 
 from cachestore.core.errors import BadInput, ReadFailed, RemoteFailed
 from cachestore.remote.address import parse_address
-from cachestore.remote.client import PIECE_BYTES, ClientLimits, connect
+from cachestore.remote.client import PIECE_BYTES, Client, ClientLimits
 from tests.fakes import tells_of
 from tests.remote.server import CODES, served
 from tests.shares import share
@@ -42,7 +42,7 @@ def server(monkeypatch):
 
 
 def client_of(limits=SHORT, address="s3://bucket/cache"):
-    return connect(parse_address("address", address), limits=limits)
+    return Client(parse_address("address", address), limits=limits)
 
 
 @pytest.fixture(params=["s3", "file"])
@@ -241,4 +241,4 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path):
 def test_a_fifo_in_a_folder_is_refused_at_once(tmp_path, name):
     os.mkfifo(tmp_path / "a")
     with pytest.raises(RemoteFailed):
-        CALLS[name](connect(parse_address("address", f"file://{tmp_path}"), limits=SHORT))
+        CALLS[name](Client(parse_address("address", f"file://{tmp_path}"), limits=SHORT))

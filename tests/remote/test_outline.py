@@ -8,6 +8,7 @@ from cachestore.files.paths import Layout
 from cachestore.remote.outline import (
     WrongAnswer,
     ask_until_sure,
+    choose_generations,
     draw_segments,
     fetch_catalog,
     fetch_index,
@@ -145,6 +146,8 @@ def test_what_only_one_look_misses_is_there():
         return answer
 
     assert ask_until_sure(look) == "found"
+    answers += [BadInput("it has no data set", option="name"), BadInput("it has no generation 2", option="generation"), "found"]
+    assert ask_until_sure(look) == "found"
     answers += [BadInput("a"), StoreNotFound("b"), BadInput("a"), "found"]
     with pytest.raises(BadInput):
         ask_until_sure(look)
@@ -179,3 +182,11 @@ def test_an_index_that_came_damaged_comes_once_more(client, tmp_path):
     once, outline = Once(client.bucket, client.address), Layout(tmp_path / "outline")
     fetch_index(once, take_inventory(once), outline)
     assert len(list_indexes(outline)) == len(spoilt) == 1
+
+
+def test_a_generation_is_the_newest_unless_one_is_given():
+    there = {"train": [1, 3], "other": [2]}
+    assert choose_generations(there, None, None, where="here") == {"other": [2], "train": [1, 3]}
+    assert choose_generations(there, "train", None, where="here") == {"train": [3]}
+    assert choose_generations(there, "train", 1, where="here") == {"train": [1]}
+    assert choose_generations({}, None, None, where="here") == {}

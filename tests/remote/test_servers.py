@@ -177,8 +177,8 @@ def won_by_four(address):
     program = """
 import sys
 from cachestore.remote.address import parse_address
-from cachestore.remote.client import connect
-client = connect(parse_address("address", sys.argv[1]))
+from cachestore.remote.client import Client
+client = Client(parse_address("address", sys.argv[1]))
 print([client.put_new(f"claims/{n}", sys.argv[2].encode()) for n in range(20)])
 """
     command = [sys.executable, "-c", program, address]

@@ -3,7 +3,6 @@ import json
 import os
 import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from cachestore.remote.transfer import (
     TransferReport,
     TransferRequest,
     UploadedFile,
-    choose,
     requests_down,
     requests_up,
     working_folder,
@@ -79,14 +77,6 @@ def test_a_file_that_is_read_again_counts_once(tmp_path):
 @pytest.mark.parametrize(("size", "up", "down"), [(0, 1, 1), (PIECE_BYTES, 1, 1), (PIECE_BYTES + 1, 4, 2)])
 def test_requests_follow_from_the_size(size, up, down):
     assert (requests_up(FileRef("x", size)), requests_down(FileRef("x", size))) == (up, down)
-
-
-def test_a_generation_is_the_newest_unless_one_is_given():
-    there = {"train": [1, 3], "other": [2]}
-    assert choose(there, None, None, where=Path("here")) == {"other": [2], "train": [1, 3]}
-    assert choose(there, "train", None, where=Path("here")) == {"train": [3]}
-    assert choose(there, "train", 1, where=Path("here")) == {"train": [1]}
-    assert choose({}, None, None, where=Path("here")) == {}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from cachestore.core.errors import CacheStoreError, RemoteFailed, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.remote import downloads
 from cachestore.remote.address import parse_address
-from cachestore.remote.client import Client, ClientLimits, connect
+from cachestore.remote.client import Client, ClientLimits
 from cachestore.remote.listing import list_client
 from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
@@ -175,7 +175,7 @@ class _World:
     held: list[object] = field(default_factory=list[object])
 
     def client(self) -> Client:
-        return connect(parse_address("address", ADDRESS), limits=LIMITS)
+        return Client(parse_address("address", ADDRESS), limits=LIMITS)
 
     def new_folder(self) -> Path:
         path = self.folder / secrets.token_hex(8)

@@ -7,7 +7,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.raw_tensors import Text
 from cachestore.core.tensors import to_raw, to_torch
 from cachestore.trainers.ai_toolkit import format as ai_toolkit
-from cachestore.trainers.ai_toolkit.families import AI_TOOLKIT
+from cachestore.trainers.ai_toolkit.format import AI_TOOLKIT
 from cachestore.trainers.exported import Named
 from cachestore.trainers.families import FAMILIES, family_named
 from cachestore.trainers.simpletuner import format as simpletuner

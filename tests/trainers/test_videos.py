@@ -285,12 +285,18 @@ def test_the_rate_of_diffusion_pipes_clips_is_that_of_the_model_which_its_folder
 
 
 @pytest.mark.parametrize(
-    ("folder", "claims", "option"),
-    [("wan", {"model": "a model"}, "claims"), ("wan", {"video_clip_mode": "single_middle"}, "claims"), ("renamed", BEGINNING, "fps")],
+    ("folder", "claims", "option", "help_text"),
+    [
+        ("wan", {"model": "a model"}, "claims", "video_clip_mode"),
+        ("wan", {"video_clip_mode": "single_middle"}, "claims", "video_clip_mode"),
+        ("renamed", BEGINNING, "fps", "fps=24"),
+    ],
 )
-def test_clips_of_diffusion_pipe_are_refused_while_nobody_says_which_frames_they_have(videos, store, tmp_path, folder, claims, option):
+def test_clips_of_diffusion_pipe_are_refused_while_nobody_says_which_frames_they_have(
+    videos, store, tmp_path, folder, claims, option, help_text
+):
     write_wan(tmp_path / folder)
-    with pytest.raises(BadInput, check=asks_for(option)):
+    with pytest.raises(BadInput, check=asks_for(option, help_text)):
         bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan")
     assert not store.exists()
     assert bring("diffusion-pipe", tmp_path / folder, store, videos, claims=claims, family="wan", encode=["text"]).complete

@@ -41,7 +41,10 @@ def training_lines(
     with Reader(report.store) as reader:
         catalog = newest_catalog(reader.layout, report.name)
         columns = () if catalog is None else catalog.columns
-        buckets = [0] if catalog is None else _bucket_counts(catalog)
+        buckets = [0]
+        if catalog is not None:  # as its first rows say; a batch as large as the fullest bucket can be filled
+            rows = [row for row in range(min(len(catalog), _MAX_ROWS)) if catalog.is_complete(row)]
+            buckets = [count for one in count_buckets(catalog, rows) for count in one.samples.values()] or [len(rows)]
         batch_size = _fitting(buckets, max(1, min(batch_size, int(max(buckets) * min(1, least)))))
         is_one_size = len(buckets) == 1 and report.samples <= _MAX_ROWS
         tensors = {} if catalog is None else _tensors(reader, catalog, batch_size, is_one_size=is_one_size)
@@ -58,7 +61,7 @@ def training_lines(
         f"loader = cs.make_loader(data, batch_size={batch_size})",
         "for batch in loader:",
         f"    ...  # batch is a dict{'. Its tensors (? varies):' if tensors else ''}".rstrip(),
-        *(f"    # {name}: {_in_words(dtype, shape)}" for name, (dtype, shape) in tensors.items()),
+        *(f"    # {name}: {dtype} [{_axes(shape)}]" for name, (dtype, shape) in tensors.items()),
         *(_VALIDATION if catalog is not None and catalog.prompts and opened.startswith("cs.CachedDataset") else ()),
     ]
 
@@ -80,12 +83,6 @@ def _opened(report: "Report", sizes: Sequence[int], *, has_policy: bool, has_wei
     if has_weights:
         return f"cs.MixedDataset.of_sources({opened})"
     return f"cs.MixedDataset({opened})" if several else opened
-
-
-def _bucket_counts(catalog: Catalog) -> list[int]:
-    """Return how many samples each bucket has, by a data set's first 4,096 rows. A batch as large as the fullest one can be filled."""
-    rows = [row for row in range(min(len(catalog), _MAX_ROWS)) if catalog.is_complete(row)]
-    return [count for one in count_buckets(catalog, rows) for count in one.samples.values()] or [len(rows)]
 
 
 def _tensors(reader: Reader, catalog: Catalog, size: int, *, is_one_size: bool) -> dict[str, tuple[str, Shape | None]]:
@@ -132,6 +129,5 @@ def _texts(block: TextBlock, stored: Mapping[str, tuple[str, Sequence[int]]], si
     return {name: (dtypes.get(name, "int64"), shape) for name, shape in shapes.items()}
 
 
-def _in_words(dtype: str, shape: Shape | None) -> str:
-    axes = ["..."] if shape is None else ["?" if axis is None else str(axis) for axis in shape]
-    return f"{dtype} [{', '.join(axes)}]"
+def _axes(shape: Shape | None) -> str:
+    return "..." if shape is None else ", ".join("?" if axis is None else str(axis) for axis in shape)

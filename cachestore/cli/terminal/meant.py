@@ -133,14 +133,23 @@ class Meant:
 
 def understand(arguments: Sequence[str]) -> Meant:
     """Return what the arguments of `precompute` may have meant."""
-    takes = _values_of_options()
+    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, switched_off
+
+    takes = {in_command(one.name)[2:]: not isinstance(one.default, bool) for one in fields(PrecomputeRequest) if one.name != "data"}
+    """The options of `precompute`, each with whether it takes a value."""
+    takes |= {switched_off(f"--{name}")[2:]: False for name, takes_value in takes.items() if not takes_value}
+    takes |= {"config": True, "progress": True, **dict.fromkeys(("plan-only", "again", "json", "quiet"), False)}
     meant = Meant()
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         name, equals, value = word.lstrip(_DASHES).partition("=")
         if word == "-" or not _IS_OPTION.match(word):
-            _add_word(meant, word, takes)
+            if takes.get(word) is False and not Path(word).exists():  # a switch whose hyphens were forgotten
+                meant.add(word)
+                meant.changed = True
+            else:
+                meant.data.append(word)
             continue
         known = _known(name, word, takes)
         target = OTHER_NAMES.get(known, known)
@@ -151,21 +160,12 @@ def understand(arguments: Sequence[str]) -> Meant:
     return meant
 
 
-def _values_of_options() -> dict[str, bool]:
-    """The options of `precompute`, each with whether it takes a value."""
-    from cachestore.jobs.plan.options import PrecomputeRequest, in_command, switched_off
-
-    found = {in_command(one.name)[2:]: not isinstance(one.default, bool) for one in fields(PrecomputeRequest) if one.name != "data"}
-    found |= {switched_off(f"--{name}")[2:]: False for name, takes_value in found.items() if not takes_value}
-    return {**found, "config": True, "progress": True, **dict.fromkeys(("plan-only", "again", "json", "quiet"), False)}
-
-
 def _known(name: str, word: str, takes: Mapping[str, bool]) -> str:
     """Return an option's name without slips: case, underscores, one hyphen instead of two, letters."""
     spelt = name.replace("_", "-").casefold()
     if len(spelt) == 1 and not word.startswith("--"):
         return _SHORT.get(spelt, spelt)
-    if spelt in takes or spelt in OTHER_NAMES or spelt in _IS_SO or _OF_TRAINING.fullmatch(spelt) or _special(spelt) is not None:
+    if spelt in takes or spelt in OTHER_NAMES or has_answer(spelt):
         return spelt
     return misspelt(spelt, [*takes, *OTHER_NAMES]) or spelt
 
@@ -185,11 +185,10 @@ def _take_values(rest: list[str], name: str, takes: Mapping[str, bool]) -> list[
 
 
 def _add_option(meant: Meant, known: str, target: str, given: list[str], takes: Mapping[str, bool]) -> None:
-    special = _special(known)
     if target == DATA:
         meant.data += given
-    elif special is not None:
-        special(meant, ",".join(given))
+    elif known in _SPECIAL:
+        _SPECIAL[known](meant, ",".join(given))
         meant.changed = True
     elif target in takes:
         values = [_mended(target, ",".join(given))] if takes[target] else []
@@ -206,49 +205,40 @@ def _add_option(meant: Meant, known: str, target: str, given: list[str], takes: 
         meant.unknown.append(f"--{known}")
 
 
-def _special(name: str) -> "Callable[[Meant, str], None] | None":
-    """What an option of other tools becomes, if that is an option with another value: a function that adds it."""
-    policies: dict[str, Callable[[str], dict[str, Any]]] = {
-        "trigger-word": lambda value: {"prefix": f"{value}, "},
-        "caption-prefix": lambda value: {"prefix": f"{value} "},
-        "keep-tokens": lambda value: {"shuffle_tags": True, "keep_tokens": _whole(value)},
-        "shuffle-caption": lambda _value: {"shuffle_tags": True},
-        "shuffle-tokens": lambda _value: {"shuffle_tags": True},
-    }
-    if name in policies:
-        return lambda meant, value: _add_policy(meant, policies[name](value))
-    others: dict[str, Callable[[Meant, str], None]] = {
-        "center-crop": lambda meant, _value: meant.add("crop", "center"),
-        "random-crop": lambda meant, _value: meant.add("crop", "random"),
-        "clip-skip": _skip_layers,
-        **dict.fromkeys(("device-id", "gpu-id", "gpu-ids"), lambda meant, value: meant.add("device", f"cuda:{value.partition(',')[0]}")),
-        **dict.fromkeys(("num-repeats", "repeats"), lambda meant, value: setattr(meant, "repeats", _whole(value))),
-        "validation-prompt": lambda meant, value: meant.add("prompts", json.dumps([value], ensure_ascii=False)),
-    }
-    return others.get(name)
-
-
 def _whole(value: str) -> int:
     return int(value) if value.isdecimal() else 1
 
 
-def _add_policy(meant: Meant, more: dict[str, Any]) -> None:
+def _add_policy(meant: Meant, **more: Any) -> None:
     before = next((values[0] for name, values in meant.options if name == "captions"), "{}")
-    meant.add(
-        "captions", json.dumps({**(json.loads(before) if before.startswith("{") else {"choose": before}), **more}, ensure_ascii=False)
-    )
+    policy = json.loads(before) if before.startswith("{") else {"choose": before}
+    meant.add("captions", json.dumps({**policy, **more}, ensure_ascii=False))
 
 
 def _skip_layers(meant: Meant, value: str) -> None:
-    """Trainers count the last layer as 1, encode_prompt counts the layers that are left out."""
+    # Trainers count the last layer as 1, encode_prompt counts the layers that are left out.
     layers = int(value) - 1 if value.isdecimal() else 1
     if layers > 0:
         meant.add("encode-arg", f"clip_skip={layers}")
     meant.notes.append("trainers' clip skip of 2 is clip_skip=1 of diffusers: the last layer is left out")
 
 
+_SPECIAL: Final[Mapping[str, Callable[[Meant, str], None]]] = {
+    "trigger-word": lambda meant, value: _add_policy(meant, prefix=f"{value}, "),
+    "caption-prefix": lambda meant, value: _add_policy(meant, prefix=f"{value} "),
+    "keep-tokens": lambda meant, value: _add_policy(meant, shuffle_tags=True, keep_tokens=_whole(value)),
+    **dict.fromkeys(("shuffle-caption", "shuffle-tokens"), lambda meant, _value: _add_policy(meant, shuffle_tags=True)),
+    "center-crop": lambda meant, _value: meant.add("crop", "center"),
+    "random-crop": lambda meant, _value: meant.add("crop", "random"),
+    "clip-skip": _skip_layers,
+    **dict.fromkeys(("device-id", "gpu-id", "gpu-ids"), lambda meant, value: meant.add("device", f"cuda:{value.partition(',')[0]}")),
+    **dict.fromkeys(("num-repeats", "repeats"), lambda meant, value: setattr(meant, "repeats", _whole(value))),
+    "validation-prompt": lambda meant, value: meant.add("prompts", json.dumps([value], ensure_ascii=False)),
+}
+"""What adds an option of other tools that is one of ours with another value."""
+
+
 def _mended(name: str, value: str) -> str:
-    """Return an option's value without a usual slip."""
     if name == "encode":
         return ",".join(dict.fromkeys(_ENCODE.get(one.strip().casefold(), one.strip()) for one in value.split(",")))
     if name == "device" and value.casefold() in ("gpu", "nvidia"):
@@ -260,15 +250,6 @@ def _mended(name: str, value: str) -> str:
     if name.endswith("-dtype"):
         return {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}.get(value, value)
     return value
-
-
-def _add_word(meant: Meant, word: str, takes: Mapping[str, bool]) -> None:
-    """Add DATA, or a switch whose hyphens were forgotten."""
-    if takes.get(word) is False and not Path(word).exists():
-        meant.add(word)
-        meant.changed = True
-    else:
-        meant.data.append(word)
 
 
 def _take_missing(meant: Meant) -> None:
@@ -300,16 +281,18 @@ def to_copy(line: Sequence[str], *, is_certain: bool = False) -> str:
 
 def has_answer(name: str) -> bool:
     """Whether `to_copy` says what becomes of another tool's option."""
-    return name in _IS_SO or _OF_TRAINING.fullmatch(name) is not None or _special(name) is not None
+    return name in _IS_SO or name in _SPECIAL or _OF_TRAINING.fullmatch(name) is not None
 
 
 def check_paths(request: "PrecomputeRequest") -> None:
     """Raise BadInput for DATA or a model that is not there, if something of nearly this name is; the message has the line to copy."""
+    from cachestore.sources.files import IMAGE_SUFFIXES
+
     for name, path, change in _paths(request):
         near = _near(path, is_slip=name == "--model" and "/" not in path)
         if near is not None:
             raise BadInput(f"{name} {path} does not exist; did you mean {near!r}? To copy: {_line_of(replace(request, **change(near)))}")
-        if name == DATA and _is_picture(path) and Path(path).is_file():
+        if name == DATA and Path(path).suffix.lower() in IMAGE_SUFFIXES and Path(path).is_file():
             whole = replace(request, data=str(Path(path).parent), sources=())
             raise BadInput(f"{path} is one picture, and DATA is the folder of all. To copy: {_line_of(whole)}")
     _check_store(request)
@@ -362,9 +345,3 @@ def _near(path: str, *, is_slip: bool) -> str | None:
         return None
     found = misspelt(asked.name, names) if is_slip else nearest(asked.name, names)
     return None if found is None else str(asked.parent / found)
-
-
-def _is_picture(path: str) -> bool:
-    from cachestore.sources.files import IMAGE_SUFFIXES
-
-    return Path(path).suffix.lower() in IMAGE_SUFFIXES

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from cachestore.cli import failed_samples, printable
 from cachestore.cli.terminal.folding import fold, folded
@@ -54,26 +54,6 @@ _FAILURE: Final = re.compile(r"(.*?) \((\w+)\): (.*)", re.DOTALL)
 """A failure in a heartbeat: a sample, its encoder, and the reason."""
 
 
-class _Screen(Protocol):
-    """Where progress is shown."""
-
-    def draw(self, seen: LaunchStatus, pace: Pace) -> None:
-        """Show what the workers do."""
-        ...
-
-    def write(self, text: str) -> None:
-        """Print what a worker has written, as it comes."""
-        ...
-
-    def say(self, line: str) -> None:
-        """Print a line."""
-        ...
-
-    def close(self) -> None:
-        """Show nothing any more."""
-        ...
-
-
 class Progress:
     """Shows what the workers of one command do. For use in one thread, inside `with`; `first` is shown until a worker says more.
 
@@ -95,7 +75,7 @@ class Progress:
         self._is_stopping = is_stopping
         self._result_lists_failures = result_lists_failures
         self._pace = Pace()
-        self._screen: _Screen = _Lines(first, seconds=float("inf"))
+        self._screen: _Lines | _Bar = _Lines(first, seconds=float("inf"))
         self._status: PassStatus | None = None
         self._failures: dict[str, int] = {}
         """How many failures of each worker were seen."""

@@ -27,11 +27,11 @@ def ask(question: str, answers: Mapping[str, str], *, default: str) -> str | Non
     without = f"[{default}: {answers[default]}; taken if nothing is typed for {_SECONDS:.0f} s]"
     for _try in range(_TRIES):
         print(printable(folded(f"{question} {without}", sys.stderr)), end=" ", file=sys.stderr, flush=True)
-        line = _line()
-        if line is None:
-            print(printable(""), file=sys.stderr)
+        typed = os.read(_INPUT, 1024) if system.is_readable(_INPUT, _SECONDS) else b""  # Python's own stdin may hold back what was typed
+        if not typed:
+            print(file=sys.stderr)
             return default
-        found = line.strip().casefold()
+        found = typed.decode(errors="replace").strip().casefold()
         if not found:
             return default
         if (letter := found[0]) in answers and found in {letter, answers[letter]}:
@@ -42,8 +42,3 @@ def ask(question: str, answers: Mapping[str, str], *, default: str) -> str | Non
 
 def _is_terminal(stream: object) -> bool:
     return stream is not None and getattr(stream, "isatty", lambda: False)()
-
-
-def _line() -> str | None:
-    found = os.read(_INPUT, 1024) if system.is_readable(_INPUT, _SECONDS) else b""  # Python's own stdin may hold back what was typed
-    return found.decode(errors="replace") if found else None

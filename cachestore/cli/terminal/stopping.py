@@ -77,19 +77,17 @@ def interrupting() -> AbstractContextManager[Stop]:
 @contextmanager
 def _handled(stop: Stop) -> Generator[Stop]:
     before = {number: signal.getsignal(number) for number in STOPPING if threading.current_thread() is threading.main_thread()}
-    ours = [number for number, handler in before.items() if _is_free(handler)]
+    replaced: list[signal.Signals] = []
     try:
-        for number in ours:
-            signal.signal(number, stop.handle)
+        for number, handler in before.items():
+            is_a_commands = isinstance(getattr(handler, "__self__", None), Stop)  # of one around this one
+            if is_a_commands or handler in {signal.SIG_DFL, signal.default_int_handler}:
+                replaced.append(number)
+                signal.signal(number, stop.handle)
         yield stop
     finally:
-        for number in ours:
+        for number in replaced:
             signal.signal(number, before[number])
-
-
-def _is_free(handler: object) -> bool:
-    """Whether a handler is Python's own, or that of a command around this one."""
-    return handler in {signal.SIG_DFL, signal.default_int_handler} or isinstance(getattr(handler, "__self__", None), Stop)
 
 
 def in_shell(line: Sequence[str]) -> str:

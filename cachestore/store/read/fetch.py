@@ -173,10 +173,7 @@ class Fetcher:
         # step takes several times as long.
         reads = plan_reads(located)
         wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
-        if side_by_side and two_threads_are_faster(reads):
-            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted))
-        else:
-            self._read_each(enumerate(reads), wanted)
+        read_all(reads, lambda turns: self._read_each(turns, wanted), side_by_side=side_by_side)
 
     def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _Wanted) -> None:
         located, targets = wanted.located, wanted.targets
@@ -283,14 +280,15 @@ class Fetcher:
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
 
 
-def two_threads_are_faster(reads: Sequence[Read]) -> bool:
-    """Whether two threads do these reads faster than one."""
-    return len(reads) > 1 and sum(size for _ref, _start, size, _rows in reads) >= SHARED_BYTES
+def read_all(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None], *, side_by_side: bool) -> None:
+    """Call `read_each` with the numbered reads; with `side_by_side` and many bytes also in a second thread.
 
-
-def read_by_two_threads(reads: Sequence[Read], read_each: Callable[[Iterator[tuple[int, Read]]], None]) -> None:
-    """Call `read_each` in this thread and in a second one, each of which takes the next of the numbered reads until none is left."""
+    Each of the two then takes the next read until none is left.
+    """
     turns = enumerate(reads)
+    if not side_by_side or len(reads) < 2 or sum(size for _ref, _start, size, _rows in reads) < SHARED_BYTES:
+        read_each(turns)
+        return
 
     def read() -> None:
         try:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
@@ -21,13 +22,25 @@ from cachestore.core.samples import Sample
 from cachestore.core.spelling import option
 from cachestore.encode.pictures.bucket_rules import BucketSettings, fit_box
 from cachestore.encode.pictures.buckets import Size
-from cachestore.trainers.ai_toolkit.families import AI_TOOLKIT
 from cachestore.trainers.exported import Block, ExportVariant, Named
-from cachestore.trainers.families import Family, as_picture, framed
+from cachestore.trainers.families import Cached, Family, Trainer, as_picture, framed
 from cachestore.trainers.format import Format, Reading, Writing
 from cachestore.trainers.matching import Added, CacheListing, FileLocation, Matches, ParsedName, stem_of, visuals_of
 from cachestore.trainers.text import Plain, batched, pop_tensors, taken_apart, together
 
+AI_TOOLKIT: Final = Trainer(
+    "ai-toolkit",
+    {
+        "sd15": Cached(("sd1",)),
+        "sdxl": Cached(("sdxl",)),
+        "sd3": Cached(("sd3",)),
+        "flux": Cached(("flux1", "flux")),
+        "wan": Cached(("wan21", "wan21_i2v", "wan22_14b", "wan22_14b_i2v")),
+        "qwen-image": Cached(("qwen_image",)),
+        "z-image": Cached(("zimage",)),
+    },
+)
+"""How it names and stores each family."""
 _LATENTS: Final = "_latent_cache"
 _TEXT: Final = "_t_e_cache"
 _NAME: Final = re.compile(r"(?P<stem>.+)_(?P<hash>[A-Za-z0-9_-]{22})\.safetensors")
@@ -122,7 +135,10 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     (raw,) = pop_tensors(others, "latent")
     if raw[0] == "U8":
         raise refuse("it holds pixels, not latents")
-    info: dict[str, Json] = {name: _parsed(str(value)) for name, value in contents.values.items() if name not in {"format", "software"}}
+    info: dict[str, Json] = {name: str(value) for name, value in contents.values.items() if name not in {"format", "software"}}
+    for name, text in info.items():
+        with suppress(RecursionError, ValueError):
+            info[name] = json.loads(text)
     space = info.get(_SPACE)
     if space is not None and space not in AI_TOOLKIT.cached[family.name].names:
         raise Misplaced(f"it says its latents are of {space!r}, not of {family.name}: pass the right {option('family')}")
@@ -137,13 +153,6 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
         width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
         facts |= {"resized": [width, height], "crop": [left, top, left + across, top + down]}
     return replace(AI_TOOLKIT.latents(family, framed(family, raw), others, facts), info=info)
-
-
-def _parsed(text: str) -> Json:
-    try:
-        return json.loads(text)
-    except (RecursionError, ValueError):
-        return text
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:

@@ -26,8 +26,7 @@ from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.files.opening import open_foreign
 from cachestore.trainers.containers import LARGEST_BYTES
-from cachestore.trainers.diffusion_pipe.families import DIFFUSION_PIPE
-from cachestore.trainers.families import Family, unframed
+from cachestore.trainers.families import MEAN, Cached, Family, Trainer, unframed
 from cachestore.trainers.format import Format, Reading
 from cachestore.trainers.matching import (
     CacheListing,
@@ -41,6 +40,15 @@ from cachestore.trainers.matching import (
 )
 from cachestore.trainers.text import PROMPT, pop_tensors, taken_apart
 
+DIFFUSION_PIPE: Final = Trainer(
+    "diffusion-pipe",
+    {
+        "sdxl": Cached(("sdxl",), has_text=False),
+        "flux": Cached(("flux",)),
+        "wan": Cached(("wan", "wan_i2v", "wan_flf2v", "wan2.2_i2v", "wan2.2_5b", "skyreels_v2", "skyreels_v2_i2v"), MEAN),
+    },
+)
+"""How it names and stores each family."""
 _SHARD: Final = re.compile(r"shard_(\d+)")
 _TEXT_FOLDER: Final = re.compile(r"(?P<empty>uncond_)?text_embeddings_\d+")
 _CAPTION: Final = re.compile(r"caption(\.\d+)?")

@@ -21,12 +21,13 @@ from cachestore.core.raw_tensors import Contents, Latents, Raw, Text, as_array, 
 from cachestore.core.samples import Sample
 from cachestore.core.spelling import option
 from cachestore.trainers.exported import Block, ExportVariant, Named, check_beginning
-from cachestore.trainers.families import Family
+from cachestore.trainers.families import MEAN, Cached, Family, Trainer
 from cachestore.trainers.format import Format, Reading, Writing
-from cachestore.trainers.ltx.families import LTX
 from cachestore.trainers.matching import CacheListing, FileLocation, Matches, ParsedName, by_name, stem_of
 from cachestore.trainers.text import PROMPT, pop_tensors
 
+LTX: Final = Trainer("ltx", {"ltx2": Cached(("ltx2",), MEAN)})
+"""How it names and stores each family."""
 FILES: Final = re.compile(r"\A(?P<kind>latents|conditions)/(?P<stem>.+)\.pt\Z")
 _VIDEO, _AUDIO, _MASK = "video_prompt_embeds", "audio_prompt_embeds", "prompt_attention_mask"
 _SIZES: Final = ("num_frames", "height", "width")
@@ -103,14 +104,12 @@ def latents_file(_family: Family, variants: Sequence[ExportVariant]) -> tuple[st
         raise refuse(f"ltx does not find text of a file whose name begins with {_OLDER}: rename it, and run `cachestore precompute` again")
     tensor = without_batch("latents", latents.tensor, 4)
     sizes = dict(zip(_SIZES, tensor[1][1:], strict=True))
-    return _path("latents", named), Contents({"latents": tensor, **LTX.own_of(latents.others)}, {**sizes, "fps": _rate(named, latents)})
-
-
-def _rate(named: Named, latents: Latents) -> float:
     stated = latents.info.get("fps")
     if isinstance(stated, int | float) and 0 < stated < 1e6:
-        return float(stated)
-    return named.fps or (_PICTURE_RATE if named.span is None else _UNKNOWN_RATE)
+        rate = float(stated)
+    else:
+        rate = named.fps or (_PICTURE_RATE if named.span is None else _UNKNOWN_RATE)
+    return _path("latents", named), Contents({"latents": tensor, **LTX.own_of(latents.others)}, {**sizes, "fps": rate})
 
 
 def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]:

@@ -21,12 +21,26 @@ from cachestore.encode.pictures.bucket_rules import RULES, BucketSettings
 from cachestore.encode.pictures.buckets import Size
 from cachestore.trainers.containers import DTYPE_NAMES, dtype_name
 from cachestore.trainers.exported import Block, ExportVariant, Named
-from cachestore.trainers.families import Family, unframed
+from cachestore.trainers.families import MEAN, RAW, RAW_MEAN, Cached, Family, Trainer, unframed
 from cachestore.trainers.format import Format, Reading, Writing
 from cachestore.trainers.matching import CacheListing, ClipFrames, FileLocation, Matches, ParsedName, by_name, first_caption
-from cachestore.trainers.musubi.families import MUSUBI
 from cachestore.trainers.text import POOLED, PROMPT, padded, unpadded
 
+MUSUBI: Final = Trainer(
+    "musubi",
+    {
+        "flux": Cached(("fk", "flux_kontext")),
+        "wan": Cached(("wan", "wan"), MEAN),
+        "qwen-image": Cached(("qi", "qwen_image")),
+        "z-image": Cached(("zi", "z_image"), RAW_MEAN),
+        "flux2": Cached(("f2d", "flux_2_dev"), MEAN),
+        "flux2-klein-4b": Cached(("f2k4b", "flux_2_klein_4b"), MEAN),
+        "flux2-klein-9b": Cached(("f2k9b", "flux_2_klein_9b"), MEAN),
+        "hunyuanvideo": Cached(("hv", "hunyuan_video"), RAW),
+        "hunyuanvideo15": Cached(("hv15", "hunyuan_video_1_5"), RAW_MEAN, has_text=False),
+    },
+)
+"""How it names and stores each family."""
 _DTYPES: Final = "|".join(sorted(DTYPE_NAMES.values(), key=len, reverse=True))
 _LATENTS_KEY: Final = re.compile(rf"latents_(?:(?P<frames>\d+)x)?(?P<height>\d+)x(?P<width>\d+)_(?:{_DTYPES})")
 _KEY: Final = re.compile(rf"(?P<name>.+)_(?:{_DTYPES})")

@@ -19,11 +19,20 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, Text, refuse
 from cachestore.encode.pictures.bucket_rules import BucketSettings
 from cachestore.trainers.exported import Block, ExportVariant, Listed, Named
-from cachestore.trainers.families import Family, as_picture
+from cachestore.trainers.families import MEAN, Cached, Family, Trainer, as_picture
 from cachestore.trainers.format import Format, Writing
-from cachestore.trainers.nemo.families import NEMO
 from cachestore.trainers.text import POOLED, PROMPT, Plain, batched
 
+NEMO: Final = Trainer(
+    "nemo-automodel",
+    {
+        "flux": Cached(("flux",)),
+        "wan": Cached(("wan",), MEAN),
+        "qwen-image": Cached(("qwen_image",)),
+        "flux2": Cached(("flux2",), MEAN),
+    },
+)
+"""How it names and stores each family."""
 _VIDEO: Final = frozenset({"wan"})
 """Families that it trains as videos."""
 _PLAIN: Final[Mapping[str, Plain]] = {"wan": Plain("text_embeddings", rows=226, zeros=("text_embeddings",))}

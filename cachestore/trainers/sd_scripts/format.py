@@ -22,12 +22,21 @@ from cachestore.core.spelling import option
 from cachestore.encode.pictures.bucket_rules import RULES, BucketSettings
 from cachestore.encode.pictures.buckets import SHORTEST_SIDE, Size, crop_box
 from cachestore.trainers.exported import Block, ExportVariant, Named
-from cachestore.trainers.families import Family
+from cachestore.trainers.families import RAW, Cached, Family, Trainer
 from cachestore.trainers.format import Format, Reading, Writing
 from cachestore.trainers.matching import Added, CacheListing, FileLocation, Matches, ParsedName, by_name, stem_of, visuals_of
-from cachestore.trainers.sd_scripts.families import SD_SCRIPTS
 from cachestore.trainers.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, pop_tensors
 
+SD_SCRIPTS: Final = Trainer(
+    "sd-scripts",
+    {
+        "sd15": Cached(("sd",), RAW, has_text=False),
+        "sdxl": Cached(("sdxl",), RAW),
+        "sd3": Cached(("sd3",), RAW),
+        "flux": Cached(("flux",)),
+    },
+)
+"""How it names and stores each family."""
 _LATENTS: Final = re.compile(r"(?P<stem>.+)_(?P<width>\d{4,})x(?P<height>\d{4,})_(?P<family>[a-z0-9]+)\.npz")
 _TEXT: Final[Mapping[str, str]] = {"sdxl": "_te_outputs.npz", "sd3": "_sd3_te.npz", "flux": "_flux_te.npz"}
 _OTHER_TEXT: Final = re.compile(r".+_(?P<family>[a-z0-9]+)_te\.npz")

@@ -27,7 +27,7 @@ from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.encode.pictures.bucket_rules import BucketSettings
 from cachestore.trainers.exported import Block, ExportVariant, Listed, Named, check_beginning
-from cachestore.trainers.families import Family, as_picture, framed
+from cachestore.trainers.families import MEAN, Cached, Family, Trainer, as_picture, framed
 from cachestore.trainers.format import Format, Reading, Writing
 from cachestore.trainers.matching import (
     Added,
@@ -40,9 +40,24 @@ from cachestore.trainers.matching import (
     stem_of,
     visuals_of,
 )
-from cachestore.trainers.simpletuner.families import SIMPLETUNER
-from cachestore.trainers.text import POOLED, PROMPT, Plain, batched, mask_of, taken_apart, together
+from cachestore.trainers.text import POOLED, PROMPT, Plain, batched, mask_of, pop_tensors, taken_apart, together
 
+SIMPLETUNER: Final = Trainer(
+    "simpletuner",
+    {
+        "sd15": Cached(("sd1x",)),
+        "sdxl": Cached(("sdxl",)),
+        "sd3": Cached(("sd3",)),
+        "flux": Cached(("flux",)),
+        "wan": Cached(("wan",), MEAN),
+        "qwen-image": Cached(("qwen_image",)),
+        "z-image": Cached(("z_image",), has_text=False),
+        "flux2": Cached(("flux2",), MEAN),
+        "flux2-klein-4b": Cached(("flux2",), MEAN),
+        "flux2-klein-9b": Cached(("flux2",), MEAN),
+    },
+)
+"""How it names and stores each family."""
 _TEXT: Final = re.compile(r"(?P<digest>[0-9a-f]{32})-(?P<family>.+)\.pt")
 _LATENTS: Final = re.compile(r"[0-9a-f]{64}\.pt")
 _WHOLE: Final = "value"
@@ -216,11 +231,8 @@ def _is_pair(value: object, *, least: int) -> bool:
 
 def read_latents(contents: Contents, family: Family, location: FileLocation) -> Latents:
     """Return the latents of one picture. Raises EncodeFailed."""
-    name = "latents" if "latents" in contents.tensors else _WHOLE
-    if name not in contents.tensors:
-        raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
-    raw = contents.tensors[name]
-    others = {other: value for other, value in contents.tensors.items() if other != name}
+    others = dict(contents.tensors)
+    (raw,) = pop_tensors(others, _WHOLE if _WHOLE in others and "latents" not in others else "latents")
     return SIMPLETUNER.latents(family, framed(family, raw), others, location.facts)
 
 

@@ -5,6 +5,7 @@ docs/design/trainers.md lists the fields. Whatever bytes are parsed, the result 
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final
@@ -176,17 +177,13 @@ def _parse(body: dict[str, Any]) -> ExchangedSample:
     samples = _number(body.get("samples", 0))
     draft = ExchangedSample(sample, captions, images, extras, texts, prompts, samples, (), recipes, digest)
     columns = [_parse_column(value, draft) for value in _list(body["values"])]
-    _check_columns(columns, has_id=sample is not None)
-    return replace(draft, columns=columns)
-
-
-def _check_columns(columns: Sequence[ExchangedColumn], *, has_id: bool) -> None:
     named = [canonical([column.encoder, column.role, dict(column.options)]) for column in columns]
     tensors = [name for column in columns for one in column.cells for name in one.tensors.values()]
     if len({*named}) != len(named) or len({*tensors}) != len(tensors):
         raise _Wrong("two values are the same, or have the same tensor")
-    if not has_id and any(column.role != CAPTION for column in columns):
+    if sample is None and any(column.role != CAPTION for column in columns):
         raise _Wrong("it has no id, but values of pictures")
+    return replace(draft, columns=columns)
 
 
 def _parse_column(value: Mapping[str, Any], sample: ExchangedSample) -> ExchangedColumn:
@@ -245,7 +242,10 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
     if "outputs" in recipe.read:
         shapes = {name: raw[1] for name, raw in tensors.items()}
         for name, form in parse_text(recipe).outputs.items():
-            if not _is_joinable(form, shapes):
+            joined: list[int] = []
+            with suppress(IndexError, _Wrong):
+                joined = _joined_shape(form, shapes)
+            if not joined:
                 raise EncodeFailed(f"its tensors cannot be joined to {name!r:.80}: they have the shapes {shapes}; {_MEND}")
         return
     stored = str(recipe.read["stored"])
@@ -256,13 +256,6 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
     if not fits or (bucket and isinstance(factor, int) and [side * factor for side in shape[:-3:-1]] != [*bucket[:2]]):
         what = f"{one.tensors[stored]} has the shape {list(shape)}"
         raise EncodeFailed(f"{what}, which does not fit its recipe ({channels} channels) and its bucket {list(bucket or ())}; {_MEND}")
-
-
-def _is_joinable(form: Form, shapes: Mapping[str, Sequence[int]]) -> bool:
-    try:
-        return bool(_joined_shape(form, shapes))
-    except (IndexError, _Wrong):
-        return False
 
 
 def _joined_shape(form: Form, shapes: Mapping[str, Sequence[int]]) -> list[int]:

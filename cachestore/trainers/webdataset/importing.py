@@ -64,8 +64,6 @@ _Column = tuple[str, str, bytes, str]
 
 @dataclass(slots=True)
 class _TarsFound:
-    """What the tars hold, without the tensors."""
-
     rows: list[_TarRow] = field(default_factory=list[_TarRow])
     texts: list[_TarRow] = field(default_factory=list[_TarRow])
     columns: dict[_Column, int] = field(default_factory=dict[_Column, int])
