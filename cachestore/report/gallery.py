@@ -13,7 +13,7 @@ from cachestore.report.previews import Colours, choose_rows, find_colours, pictu
 from cachestore.sources.combined import Moved
 from cachestore.store.format.catalog import Catalog, KeyColumn
 from cachestore.store.read.reader import Reader
-from cachestore.train.facts import fit_of
+from cachestore.train.facts import cut_of
 
 if TYPE_CHECKING:
     from cachestore.core.keys import Json
@@ -77,7 +77,7 @@ def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original
 
 def _framing(one: SampleLatents, original: Original, given: Mapping[str, Any]) -> Framing:
     facts, (numerator, denominator) = one.cell.facts, one.cell.facts.get("fps", (0, 0))
-    size, (scale, cut, cut_at) = facts.get("size", ()), fit_of(one.cell)
+    size, (scale, cut, cut_at) = facts.get("size", ()), cut_of(one.cell)
     return Framing(
         one.sample,
         facts.get("bucket", ()),
