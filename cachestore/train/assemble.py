@@ -40,7 +40,7 @@ class LatentsPart:
 
     name: str
     block: LatentsBlock
-    wanted: LatentsAs
+    form: LatentsAs
     keys: Sequence[Key]
     noise: Sequence[int]
     """A seed for each sample."""
@@ -72,15 +72,15 @@ class ControlsPart:
 
     name: str
     block: LatentsBlock
-    wanted: LatentsAs
+    form: LatentsAs
     """Not "sample" for stored moments: control latents are never drawn."""
-    cells: Sequence[Sequence[Key]]
+    lists: Sequence[Sequence[Key]]
     """The keys of each sample."""
 
     @property
     def keys(self) -> Sequence[Key]:
         """Keys, concatenated in sample order."""
-        return [key for keys in self.cells for key in keys]
+        return [key for keys in self.lists for key in keys]
 
 
 Part = TextPart | LatentsPart | MaskPart | ControlsPart
@@ -239,16 +239,16 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     if not column.has_one_shape():
         raise _Irregular
     dtype, stored_shape = torch_dtype(column.specs[0].dtype), (len(part.keys), *column.specs[0].shape)
-    made_shape = batch_shape(part.block, part.wanted, stored_shape)
+    made_shape = batch_shape(part.block, part.form, stored_shape)
     out, rows = draft.take_rows(part.name, made_shape, dtype)
     stored = out
-    if made_shape != stored_shape or part.block.stored == "moments" != part.wanted:
+    if made_shape != stored_shape or part.block.stored == "moments" != part.form:
         stored, rows = draft.memory.take_rows(f"{part.name} as stored", stored_shape, dtype, pin=False)
     draft.read(column, rows)
-    if not is_as_stored(part.block, part.wanted):
+    if not is_as_stored(part.block, part.form):
         has_mask, under = bool(part.block.mask_channels), f"mask of {part.name} as stored"
         masks = _read_aside(draft, part.keys, {MASK_BITS}, under)[MASK_BITS] if has_mask else ()
-        draft.finish.append(lambda _made: read_latents_into(part.block, part.wanted, stored, part.noise, out, masks=masks))
+        draft.finish.append(lambda _made: read_latents_into(part.block, part.form, stored, part.noise, out, masks=masks))
 
 
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
@@ -261,10 +261,10 @@ def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
 
 def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tensor]) -> None:
     """Put tensors of their own into the batch: `Ring` counts uses of the batch's tensors, but does not look into lists."""
-    is_as_it_is = is_as_stored(part.block, part.wanted)
-    read = (read_latents(part.block, part.wanted, {part.block.stored: each}) for each in stored)
+    is_as_it_is = is_as_stored(part.block, part.form)
+    read = (read_latents(part.block, part.form, {part.block.stored: each}) for each in stored)
     made = (each.clone() if is_as_it_is else each for each in read)
-    draft.batch[part.name] = [list(islice(made, len(keys))) for keys in part.cells]
+    draft.batch[part.name] = [list(islice(made, len(keys))) for keys in part.lists]
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:

@@ -1,7 +1,6 @@
 """Batch slices: what one data set gives to a batch, and the batch that one or several of them make."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
-_OF_SAMPLES: Final = {"keys", "noise", "cells"}
+_OF_SAMPLES: Final = {"keys", "noise", "cells", "lists"}
 """The fields of a part that have one value for each sample."""
 
 
@@ -44,29 +43,37 @@ class BatchSlice:
     """The dtype to cast to; None for the stored one."""
 
 
+@in_one_thread
+def read_slice_or_samples(
+    batch_slice: BatchSlice | None, into: BatchBuffers | None, collated_samples: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Read a batch straight into its final memory: the buffers, if given. Else put it together of samples.
+
+    That is so without a slice, for tensors that do not fit, and for an entry that is missing or damaged: reading samples finds another
+    copy, or says which entry of which data set it is.
+    """
+    batch = None if batch_slice is None else read_slice(batch_slice, BatchBuffers() if into is None else into)
+    if batch is not None:
+        return batch
+    batch = collated_samples()
+    return batch if into is None else into.keep(batch)
+
+
 def read_slice(batch_slice: BatchSlice, memory: BatchBuffers) -> dict[str, Any] | None:
-    """Read the batch into `memory`. Returns None if the slower way must make it. Raises MissingEntry."""
+    """Read the batch into `memory`. None if it must be put together of samples."""
     # Before the reads, which leave little of the interpreter in the CPU cache.
     beside: dict[str, Any] = {**batch_slice.plain}
     beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in batch_slice.pairs.items()} | memory.keep(batch_slice.tensors)
     names = dict.fromkeys(name for values in batch_slice.extras for name in values)
     beside |= {name: [values.get(name) for values in batch_slice.extras] for name in names}
-    tensors = assemble(batch_slice.reader, batch_slice.parts, memory)
+    try:
+        tensors = assemble(batch_slice.reader, batch_slice.parts, memory)
+    except MissingEntry:
+        return None
     if tensors is None:
         return None
     batch = cast(tensors, batch_slice.dtype, memory) | beside
     return batch | memory.keep(constants_of(batch, batch_slice.blocks)) if batch_slice.blocks else batch
-
-
-@in_one_thread
-def read_or(batch_slice: BatchSlice | None, into: BatchBuffers | None, slower: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Read the batch of a slice, or make it in the slower way; in the buffers, if given."""
-    with suppress(MissingEntry):  # the slower way names what is missing, and the data set
-        batch = read_slice(batch_slice, into if into is not None else BatchBuffers()) if batch_slice is not None else None
-        if batch is not None:
-            return batch
-    batch = slower()
-    return batch if into is None else into.keep(batch)
 
 
 def join_slices(slices: Sequence[BatchSlice], indices: Sequence[Sequence[int]]) -> BatchSlice | None:

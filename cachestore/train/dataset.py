@@ -24,17 +24,17 @@ from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.opener import open_reader
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there
-from cachestore.train.batch_slice import BatchSlice, read_or
+from cachestore.train.batch_slice import BatchSlice, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
+from cachestore.train.cells import Bucket, complete_rows
 from cachestore.train.check import check_model
 from cachestore.train.collate import SampleDict, collate, refuse_foreign
-from cachestore.train.columns import Bucket, complete_rows
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
+from cachestore.train.returned_columns import check_variants, chosen_resolution
 from cachestore.train.rows import RowReader
 from cachestore.train.selection import DataOptions, Selection, called, index_in
-from cachestore.train.wanted import check_variants, chosen_resolution
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -114,25 +114,39 @@ class CachedDataset(Dataset[SampleDict]):
         generation = None if generation is None else as_whole("generation", generation, least=0)
         resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
         seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
-        found = _find_generation(reader, as_text("name", name), generation)
+        newest = _find_generation(reader, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
         if isinstance(fields, str):
             raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
         names = None if fields is None else frozenset(as_text("a field", one) for one in as_many("fields", fields, "a set of names"))
         with _Naming(called(reader.layout, name)):
-            catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
-            chosen = chosen_resolution(catalog, resolution)
+            catalog = read_catalog(reader.layout.catalog(name, newest), generation=newest)
             check_variants(catalog)
-            is_pinned = generation is not None
-            options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen, dtype=dtype)
-            self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
+            options = DataOptions(
+                reader.layout,
+                name,
+                newest,
+                latents,
+                seed,
+                is_pinned=generation is not None,
+                captions=policy,
+                fields=names,
+                resolution=chosen_resolution(catalog, resolution),
+                dtype=dtype,
+            )
+            self._read_from(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
             self._selection.check_captions(reader.__contains__)
             reader.make_room_for(catalog, options.called)
 
-    def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
+    def _read_from(self, reader: Reader, selection: Selection) -> None:
         self._reader, self._selection = reader, selection
-        self._read, self._named = RowReader(reader, selection), _Naming(selection.options.called)
-        return self
+        self._rows, self._naming = RowReader(reader, selection), _Naming(selection.options.called)
+
+    def _with(self, selection: Selection) -> "CachedDataset":
+        """A data set of another selection of the same catalog. It shares the open files."""
+        other = CachedDataset.__new__(CachedDataset)
+        other._read_from(self._reader, selection)  # noqa: SLF001 - its own class
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         """Paths, options, the shared epoch, and what is known about all rows. No rows and no descriptors."""
@@ -141,7 +155,7 @@ class CachedDataset(Dataset[SampleDict]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the same catalog in another process."""
         with _Naming(state["selection"]["options"].called):
-            self._show(state["reader"], Selection.taken_over(state["selection"], state["reader"].layout))
+            self._read_from(state["reader"], Selection.taken_over(state["selection"], state["reader"].layout))
 
     def __repr__(self) -> str:
         root = self._reader.layout.shown
@@ -162,8 +176,8 @@ class CachedDataset(Dataset[SampleDict]):
         """
         refuse_foreign(inspect.currentframe())
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
-        with self._named:
-            return self._read.samples(rows, epoch)
+        with self._naming:
+            return self._rows.samples(rows, epoch)
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
         """Make a batch: a plain dict of contiguous writable tensors and lists. Raises BadInput for no samples, or for mixed buckets."""
@@ -176,13 +190,13 @@ class CachedDataset(Dataset[SampleDict]):
         may read, each into its own buffers. Raises as `collate` and `__getitems__`; the contents of the buffers are then undefined.
         """
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
-        with self._named:
-            batch_slice = self._read.batch_slice(rows, epoch) if rows else None
-            return read_or(batch_slice, into, lambda: self.collate(self._read.samples(rows, epoch)))
+        with self._naming:
+            batch_slice = self._rows.batch_slice(rows, epoch) if rows else None
+            return read_slice_or_samples(batch_slice, into, lambda: self.collate(self._rows.samples(rows, epoch)))
 
     def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to load the entries of these samples, without waiting. Use it for the next batch. Only a hint."""
-        self._read.prefetch(self._selection.rows_at(indices), self._selection.epoch.of(indices))
+        self._rows.prefetch(self._selection.rows_at(indices), self._selection.epoch.of(indices))
 
     def can_prefetch(self, batches: int) -> bool:
         """Whether `prefetch` may be called for a batch that is so many batches later. Never for a store in a folder."""
@@ -200,8 +214,8 @@ class CachedDataset(Dataset[SampleDict]):
     def batch_slice(self, indices: Sequence[SupportsIndex]) -> BatchSlice | None:
         """Return the batch slice of these samples, at least one. None if they differ in their fields. Raises IndexError."""
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
-        with self._named:
-            return self._read.batch_slice(rows, epoch)
+        with self._naming:
+            return self._rows.batch_slice(rows, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose latents are drawn, here and in all DataLoader workers. Batches of a BucketBatchSampler have its epoch."""
@@ -217,8 +231,8 @@ class CachedDataset(Dataset[SampleDict]):
 
         Raises MissingEntry if the caption was not encoded, and BadInput without text, or if the encoder saw pictures with captions.
         """
-        with self._named:
-            return self.collate([self._read.outputs_of(caption)])
+        with self._naming:
+            return self.collate([self._rows.outputs_of(caption)])
 
     def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
         """Return a data set of these samples, given by index or id, in this order. It has buckets and shares the open files.
@@ -229,12 +243,11 @@ class CachedDataset(Dataset[SampleDict]):
             raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])", option="samples")
         listed = as_many("samples", samples, "several indices or ids")
         indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
-        chosen = self._selection.only(np.asarray(indices, dtype=np.int64))
-        return CachedDataset.__new__(CachedDataset)._show(self._reader, chosen)  # noqa: SLF001 - its own class
+        return self._with(self._selection.only(np.asarray(indices, dtype=np.int64)))
 
     def with_dtype(self, dtype: torch.dtype | None) -> "CachedDataset":
         """Return this data set, cast to a dtype as with `dtype=`. It shares the epoch and the open files. Raises BadInput."""
-        return CachedDataset.__new__(CachedDataset)._show(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
+        return self._with(self._selection.cast(as_dtype(dtype)))
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """By source: how often its samples come in an epoch (by `repeats` and `weight`), and their indices. Without sources, 1 for all.
@@ -255,7 +268,7 @@ class CachedDataset(Dataset[SampleDict]):
             RecipeMismatch: files differ or are missing; the message names them.
             BadInput: a path does not exist, or the data set was not made from model files.
         """
-        with self._named:
+        with self._naming:
             check_model(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
 
     @property

@@ -20,7 +20,7 @@ from cachestore.core.arguments import as_many, as_number, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.words import plural
-from cachestore.train.batch_slice import join_slices, read_or
+from cachestore.train.batch_slice import join_slices, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.collate import SampleDict, collate, refuse_foreign
 from cachestore.train.dataset import Bucket, CachedDataset
@@ -177,7 +177,7 @@ class MixedDataset(Dataset[SampleDict]):
         slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(indices)]
         there = [batch_slice for batch_slice, _wanted in slices if batch_slice is not None]
         batch_slice = join_slices(there, [wanted for _slice, wanted in slices]) if slices and len(there) == len(slices) else None
-        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(indices)))
+        return read_slice_or_samples(batch_slice, into, lambda: self.collate(self.__getitems__(indices)))
 
     def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to read the entries of these samples into memory, without waiting."""

@@ -14,7 +14,7 @@ from cachestore.core.inputs import cells_each, is_trained_on
 from cachestore.core.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
 from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.store.format.catalog import Catalog, KeyColumn
-from cachestore.train.columns import joined
+from cachestore.train.cells import joined
 
 CAPTION: Final = "caption"
 """The role of key columns made from captions."""
@@ -111,7 +111,7 @@ def _images_column(catalog: Catalog, encoder: str, role: str, resolution: int | 
     return next((column for column in columns if (column.encoder, column.role) == (encoder, role)), None)
 
 
-def shown_columns(catalog: Catalog, resolution: int | None, form: LatentsAs) -> list[LatentsColumn]:
+def control_columns(catalog: Catalog, resolution: int | None, form: LatentsAs) -> list[LatentsColumn]:
     """The latents of control images, references and the like: `ROLE_latents` in a batch."""
     found: dict[str, LatentsColumn] = {}
     for column in _image_columns(catalog, resolution):

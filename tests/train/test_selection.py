@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import cachestore as cs
 from cachestore.train.dataset import CachedDataset
 from tests.fakes import tells_of
 from tests.train.stores import Row, make_store, recipes
@@ -14,13 +13,6 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def selection(tmp_path):
     return CachedDataset(make_store(tmp_path, [Row("a"), Row("b"), Row("c")], recipes()))._selection
-
-
-def test_the_keys_of_a_row_are_in_the_store_one_for_each_column_handed_out(selection):
-    keys = selection.row_keys(selection.choose([1]))[0]
-    assert len(keys) == len(selection.texts) + (selection.latents is not None)
-    with cs.open(selection.options.layout.root) as store:
-        assert all(key in store for key in keys)
 
 
 def test_a_part_of_a_part_is_of_the_whole(selection):

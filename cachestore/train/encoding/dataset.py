@@ -26,15 +26,15 @@ from cachestore.store.write.catalog_writer import draft_of
 from cachestore.train.batch_slice import BatchSlice
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
+from cachestore.train.cells import complete_rows
 from cachestore.train.collate import SampleDict
-from cachestore.train.columns import complete_rows
 from cachestore.train.dataset import CachedDataset
 from cachestore.train.encoding.joined_pass import JoinedPass
 from cachestore.train.epoch import Epoch
 from cachestore.train.order import Indices
 from cachestore.train.planned import same_epoch
+from cachestore.train.returned_columns import check_variants, chosen_resolution
 from cachestore.train.selection import DataOptions, Selection
-from cachestore.train.wanted import check_variants, chosen_resolution
 
 _log = logging.getLogger("cachestore")
 
@@ -109,7 +109,7 @@ class EncodingDataset(CachedDataset):
             resolution=chosen_resolution(catalog, resolution),
             dtype=as_dtype(seen.dtype),
         )
-        self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
+        self._read_from(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
         self._selection.check_captions(lambda _key: True)  # what the policy drops to is encoded first
         if joined.plan.refused_count:
             what = plural(joined.plan.refused_count, "row or file", "rows or files")
@@ -168,7 +168,7 @@ class EncodingDataset(CachedDataset):
         """As CachedDataset's. Both encode together."""
         other = EncodingDataset.__new__(EncodingDataset)
         other._state = self._state  # noqa: SLF001 - its own class
-        other._show(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
+        other._read_from(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
         return other
 
     @property
@@ -182,9 +182,9 @@ class EncodingDataset(CachedDataset):
             raise BadInput(_HERE_ALONE, option="num_workers")
         return _cached, (self.__getstate__(),)
 
-    def _show(self, reader: Reader, selection: Selection) -> CachedDataset:
+    def _read_from(self, reader: Reader, selection: Selection) -> None:
         self._digest = _digest_of(selection.catalog)
-        return super()._show(reader, selection)
+        super()._read_from(reader, selection)
 
     def _check_complete(self, what: str) -> None:
         if self._state.report is None:
@@ -237,7 +237,7 @@ class EncodingDataset(CachedDataset):
         catalog = read_catalog(path, generation=report.generation)
         options = replace(self._selection.options, generation=report.generation)
         self._reader.refresh()
-        self._show(self._reader, Selection(catalog, complete_rows(catalog), options, self._selection.epoch))
+        self._read_from(self._reader, Selection(catalog, complete_rows(catalog), options, self._selection.epoch))
 
     def _encoded(self, indices: Sequence[SupportsIndex]) -> Sequence[SupportsIndex]:
         state = self._state
