@@ -145,7 +145,7 @@ class RemoteReader(Reader):
         cache.open(str(address))
         limit = default_limit(folder) if limit is None else limit
         self._set_up(address, cache, limit, verify)
-        self._show(self._load(None))
+        self._use(self._load(None))
         return self
 
     def _set_up(self, address: Address, cache: StoreCache, limit: int, verify: Verify) -> None:
@@ -173,7 +173,7 @@ class RemoteReader(Reader):
         cache = StoreCache(Path(state["folder"]), state["store_id"])
         cache.make_folders()
         self._set_up(parse_address("path", state["address"]), cache, state["limit"], state["verify"])
-        self._show(self._take_over(state["given"]))
+        self._use(self._take_over(state["given"]))
         for (name, generation), (size, start) in state["catalogs"].items():
             ask_until_sure(partial(self._copy_catalog, name, generation, size, start))
 

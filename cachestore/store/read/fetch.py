@@ -90,7 +90,7 @@ Read = tuple[SegmentRef, int, int, list[int]]
 """One read of neighbouring entries in a segment: (segment, start, size, positions of the entries in the order of their bytes)."""
 
 
-class _Wanted(NamedTuple):
+class _Work(NamedTuple):
     """The work of one `fetch_into`: its arguments, and what follows from them."""
 
     keys: Sequence[Key]
@@ -172,14 +172,14 @@ class Fetcher:
         # Do few steps for each entry, and nothing that can be done before: reading a large entry empties the CPU cache, after which each
         # step takes several times as long.
         reads = plan_reads(located)
-        wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
+        work = _Work(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
         if side_by_side and two_threads_are_faster(reads):
-            read_by_two_threads(reads, lambda turns: self._read_each(turns, wanted))
+            read_by_two_threads(reads, lambda turns: self._read_each(turns, work))
         else:
-            self._read_each(enumerate(reads), wanted)
+            self._read_each(enumerate(reads), work)
 
-    def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _Wanted) -> None:
-        located, targets = wanted.located, wanted.targets
+    def _read_each(self, turns: Iterator[tuple[int, Read]], work: _Work) -> None:
+        located, targets = work.located, work.targets
         is_waiting = False
         segment, last = None, None
         for number, (ref, start, size, rows) in turns:
@@ -189,13 +189,13 @@ class Fetcher:
             if segment.view is not None:
                 _copy_out(segment.view, buffers, start)
             elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
-                if next(wanted.first_wait, False):
-                    self._ask_for(wanted.reads[number:])
+                if next(work.first_wait, False):
+                    self._ask_for(work.reads[number:])
                 is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
-            for row in rows if wanted.doubted else ():
-                if row in wanted.doubted:
-                    self._check(wanted.keys[row], located, row, targets[row])
+            for row in rows if work.doubted else ():
+                if row in work.doubted:
+                    self._check(work.keys[row], located, row, targets[row])
 
     def _doubted(self, located: Located) -> set[int]:
         match self._verify:
@@ -352,20 +352,15 @@ def join_buffers(start: int, rows: Sequence[int], located: Located, targets: Seq
 
 
 def _copy_out(view: memoryview, buffers: Sequence[memoryview], position: int) -> None:
+    import numpy as np
+
     for buffer in buffers:
         end = position + len(buffer)
         if len(buffer) < _LARGE_COPY:
             buffer[:] = view[position:end]
         else:
-            _copy_large(buffer, view[position:end])
+            np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(view[position:end], np.uint8))
         position = end
-
-
-def _copy_large(target: memoryview, source: memoryview) -> None:
-    """Copy without holding the GIL, which a slice assignment keeps."""
-    import numpy as np
-
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def is_gone(error: Exception) -> bool:
