@@ -18,12 +18,12 @@ from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
-from cachestore.core.words import did_you_mean, plural
+from cachestore.core.words import plural
 from cachestore.store.format.catalog import list_generations, read_catalog
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.opener import open_reader
 from cachestore.store.read.reader import Reader
-from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there
+from cachestore.store.read.unfinished import list_data_sets, not_there
 from cachestore.train.batch_slice import BatchSlice, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
@@ -114,18 +114,18 @@ class CachedDataset(Dataset[SampleDict]):
         generation = None if generation is None else as_whole("generation", generation, least=0)
         resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
         seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
-        newest = _find_generation(reader, as_text("name", name), generation)
+        number = _find_generation(reader, as_text("name", name), generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
         if isinstance(fields, str):
             raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
         names = None if fields is None else frozenset(as_text("a field", one) for one in as_many("fields", fields, "a set of names"))
         with _Naming(called(reader.layout, name)):
-            catalog = read_catalog(reader.layout.catalog(name, newest), generation=newest)
+            catalog = read_catalog(reader.layout.catalog(name, number), generation=number)
             check_variants(catalog)
             options = DataOptions(
                 reader.layout,
                 name,
-                newest,
+                number,
                 latents,
                 seed,
                 is_pinned=generation is not None,
@@ -390,25 +390,13 @@ class _Naming:
         return named
 
 
-def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
-    found = reader.bring_catalog(name, generation)
-    if found is not None:
-        return found
-    layout = reader.layout
-    generations = list_generations(layout, name)
+def _find_generation(reader: Reader, name: str, asked: int | None) -> int:
+    if (at_address := reader.bring_catalog(name, asked)) is not None:
+        return at_address
+    generations = list_generations(reader.layout, name)
     if not generations:
-        there = list_data_sets(layout)
-        if any(one.name == name for one in list_unfinished(layout)):
-            raise not_there(layout, name, there)
-        names = ", ".join(map(repr, there)) or "none"
-        raise BadInput(
-            f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one, and"
-            f" {layout.command('status')} shows whether a pass is unfinished){did_you_mean(name, there)}",
-            option="name",
-        )
-    if generation is None:
-        return generations[-1]
-    if generation not in generations:
+        raise not_there(reader.layout, name, list_data_sets(reader.layout))
+    if asked is not None and asked not in generations:
         has = ", ".join(map(str, generations[-8:]))
-        raise BadInput(f"{called(layout, name)} has no generation {generation}; it has {has}", option="generation")
-    return generation
+        raise BadInput(f"{called(reader.layout, name)} has no generation {asked}; it has {has}", option="generation")
+    return generations[-1] if asked is None else asked

@@ -64,8 +64,8 @@ class Cut(NamedTuple):
 
     scale: float | None
     """How many times longer its sides became."""
-    share: float | None
-    """The share of its area that was cut off, 0 to 1."""
+    fraction: float | None
+    """How much of its area was cut off, 0 to 1."""
     sides: tuple[str, ...]
     """Where it was cut off: `left`, `right`, `top`, `bottom`."""
 

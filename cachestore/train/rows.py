@@ -124,7 +124,6 @@ class RowReader:
         return cast(found, self._selection.options.dtype)
 
     def _sample(self, chosen: Chosen, parts: Sequence[Part], stored: Sequence[Sequence[Mapping[str, torch.Tensor]]]) -> SampleDict:
-        """Make a sample of its parts; `stored` has the tensors of each one's entries."""
         selection, ([row], [sample_id], _captions, [variant]) = self._selection, chosen
         sample: SampleDict = {}
         for part, entries in zip(parts, stored, strict=True):
