@@ -19,8 +19,8 @@ from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.keys import Recipe, digest_bytes
 from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.store.format.catalog import newest_catalog
+from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Width, family_named
-from cachestore.trainers.import_matching import CacheScan
 from cachestore.trainers.import_request import ImportRequest
 from cachestore.trainers.matching import Matches
 from cachestore.trainers.table import imported_format

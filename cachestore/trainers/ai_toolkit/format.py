@@ -107,7 +107,7 @@ def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matc
     for caption in dict.fromkeys((*own, "")):  # if captions are dropped, each picture has a file of the empty one
         forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
         for family in AI_TOOLKIT.families_with_text():
-            if any(hash_of(text_info(form, space)) == digest for form in forms for space in _spaces(family)) and matches.counts(family):
+            if any(hash_of(text_info(form, space)) == digest for form in forms for space in _spaces(family)) and matches.accepts(family):
                 matches.take_text(caption, FileLocation(path))
                 return
 

@@ -73,7 +73,7 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
         if parsed is None or parsed.family is None:
             continue
         those, span = _of(parsed, pictures, videos)
-        if not those or not matches.counts(parsed.family):
+        if not those or not matches.accepts(parsed.family):
             continue
         if parsed.kind == "text":
             sharing = [sample for _reference, some in those for sample in some]

@@ -72,7 +72,7 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
         parsed, older = parse_name(path), path.removesuffix(".npz")
         if parsed is None or parsed.family is None or not parsed.stem:
             parsed = ParsedName("latents", stem=older)
-        if parsed.stem not in pictures or not matches.counts(parsed.family):
+        if parsed.stem not in pictures or not matches.accepts(parsed.family):
             continue
         reference, sharing = pictures[parsed.stem]
         if older != parsed.stem and older in stems:
