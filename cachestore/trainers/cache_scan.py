@@ -124,7 +124,7 @@ class CacheScan:
         listing = CacheListing(self.paths, cache.root, cache.read, request.encode != ("text",), request.claims, request.fps)
         may_match = [sample for sample in self.samples if self.format.has_videos or VIDEO not in sample.images]
         self.format.reading.match(listing, may_match, matches)
-        self._settle_videos(about_source)
+        self._split_videos(about_source)
         self._leave_out_older()
         if self.format.read_side_file is not None:
             for path in dict.fromkeys(path.resolve() for path in beside):
@@ -134,7 +134,7 @@ class CacheScan:
         if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
             raise BadUsage(self._why_nothing())
 
-    def _settle_videos(self, about_source: Remarks) -> None:
+    def _split_videos(self, about_source: Remarks) -> None:
         """Make a sample of each clip of a video. If the cache holds nothing of videos, they are left out, as `precompute` does."""
         latents = {*self.matches.latents, *self.matches.doubtful_latents}
         videos = [sample for sample in self.samples if VIDEO in sample.images]

@@ -135,7 +135,7 @@ def import_cache(
     with number_if_there(Layout.at(request.store), request.name) as number:
         if format == WEBDATASET:
             return import_tars(request, on_progress, cancel, number)
-        return _import(request, on_progress, cancel, number)
+        return _import_trainer(request, on_progress, cancel, number)
 
 
 def _as_rate(fps: object) -> float:
@@ -145,7 +145,7 @@ def _as_rate(fps: object) -> float:
         raise BadInput(f"{option('fps')} must be {RATE.wanted}, not {fps!r}", option="fps") from None
 
 
-def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
+def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
     cache_format = imported_format(request.format)
     if not request.data:
         raise BadUsage(f"pass {option('data')} with what the cache was made from", option="data")

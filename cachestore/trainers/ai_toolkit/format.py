@@ -136,7 +136,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     if all(isinstance(info.get(name), int) for name in _INFO[1:7]):
         width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
         facts |= {"resized": [width, height], "crop": [left, top, left + across, top + down]}
-    return replace(AI_TOOLKIT.latents(family, framed(family, raw), others, facts), info=info)
+    return replace(AI_TOOLKIT.stored_latents(family, framed(family, raw), others, facts), info=info)
 
 
 def _parsed(text: str) -> Json:

@@ -225,7 +225,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     others = dict(contents.tensors)
     (raw,) = pop_tensors(others, "latents")
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
-    return DIFFUSION_PIPE.latents(family, tensor, others, location.facts)
+    return DIFFUSION_PIPE.stored_latents(family, tensor, others, location.facts)
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:

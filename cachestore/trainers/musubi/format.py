@@ -105,7 +105,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
     others = {name: other for name, other in contents.tensors.items() if name != keys[0]}
     facts = dict(location.facts) if location.span is None else dict[str, Json]()  # the size in a clip's name is that of its bucket
-    return replace(MUSUBI.latents(family, tensor, others, facts), info=contents.values)
+    return replace(MUSUBI.stored_latents(family, tensor, others, facts), info=contents.values)
 
 
 def read_text(contents: Contents, family: Family, location: FileLocation) -> Text:

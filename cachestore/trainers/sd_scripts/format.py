@@ -101,7 +101,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     if "size" not in facts and size is not None and size[1] == (2,) and size[0] in _WHOLE_NUMBERS:
         sides: list[int] = as_array(size).tolist()
         facts |= {"size": sides} if all(1 <= side < 1 << 31 for side in sides) else {}
-    return SD_SCRIPTS.latents(family, tensor, others, facts)
+    return SD_SCRIPTS.stored_latents(family, tensor, others, facts)
 
 
 def _note_of(named: Named, latents: Raw) -> dict[str, Raw]:

@@ -221,7 +221,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
         raise refuse(f"it has no latents, but {', '.join(sorted(contents.tensors)) or 'nothing'}")
     raw = contents.tensors[name]
     others = {other: value for other, value in contents.tensors.items() if other != name}
-    return SIMPLETUNER.latents(family, framed(family, raw), others, location.facts)
+    return SIMPLETUNER.stored_latents(family, framed(family, raw), others, location.facts)
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
