@@ -11,10 +11,11 @@ from cachestore.core.forked import in_one_thread
 from cachestore.core.keys import Key
 from cachestore.core.read_block import TextBlock
 from cachestore.store.format.locations import Located, Location
-from cachestore.train.assemble import EntryReader, MaskPart, Part, assemble
+from cachestore.train.assemble import EntryReader, assemble
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import cast
 from cachestore.train.collate import constants_of
+from cachestore.train.parts import MaskPart, Part
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ def join_slices(slices: Sequence[BatchSlice], indices: Sequence[Sequence[int]]) 
     return BatchSlice(
         first.reader
         if has_one_reader
-        else _Readers({key: batch_slice.reader for batch_slice in slices for part in batch_slice.parts for key in part.keys}),
+        else _SeveralStores({key: batch_slice.reader for batch_slice in slices for part in batch_slice.parts for key in part.keys}),
         known,
         {name: _spread([batch_slice.plain[name] for batch_slice in slices], indices) for name in first.plain},
         {name: [number for pair in each for number in pair] for name, each in pairs.items()},
@@ -137,7 +138,7 @@ def _without_samples(part: Part) -> list[Any]:
     return [type(part), *(getattr(part, one.name) for one in fields(part) if one.name not in {*_OF_SAMPLES, "shape"})]
 
 
-class _Readers:
+class _SeveralStores:
     """Several stores as one `EntryReader`. Each entry is looked up and read in a store whose data set needs it."""
 
     def __init__(self, owners: Mapping[Key, EntryReader]) -> None:

@@ -29,7 +29,7 @@ from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
 from cachestore.train.cells import Bucket, complete_rows
 from cachestore.train.check import check_model
-from cachestore.train.collate import SampleDict, collate, refuse_foreign
+from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
 from cachestore.train.returned_columns import check_variants, chosen_resolution
@@ -150,12 +150,12 @@ class CachedDataset(Dataset[SampleDict]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Paths, options, the shared epoch, and what is known about all rows. No rows and no descriptors."""
-        return {"reader": self._reader, "selection": self._selection.handed_over()}
+        return {"reader": self._reader, "selection": self._selection.hand_over()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the same catalog in another process."""
         with _Naming(state["selection"]["options"].called):
-            self._read_from(state["reader"], Selection.taken_over(state["selection"], state["reader"].layout))
+            self._read_from(state["reader"], Selection.take_over(state["selection"], state["reader"].layout))
 
     def __repr__(self) -> str:
         root = self._reader.layout.shown
@@ -174,7 +174,7 @@ class CachedDataset(Dataset[SampleDict]):
 
         They are of the epoch that a BucketBatchSampler gave the indices, else of the data set's.
         """
-        refuse_foreign(inspect.currentframe())
+        refuse_foreign_collate(inspect.currentframe())
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
         with self._naming:
             return self._rows.samples(rows, epoch)
@@ -243,7 +243,7 @@ class CachedDataset(Dataset[SampleDict]):
             raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])", option="samples")
         listed = as_many("samples", samples, "several indices or ids")
         indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
-        return self._with(self._selection.only(np.asarray(indices, dtype=np.int64)))
+        return self._with(self._selection.select(np.asarray(indices, dtype=np.int64)))
 
     def with_dtype(self, dtype: torch.dtype | None) -> "CachedDataset":
         """Return this data set, cast to a dtype as with `dtype=`. It shares the epoch and the open files. Raises BadInput."""

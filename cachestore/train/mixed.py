@@ -22,7 +22,7 @@ from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.words import plural
 from cachestore.train.batch_slice import join_slices, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
-from cachestore.train.collate import SampleDict, collate, refuse_foreign
+from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.dataset import Bucket, CachedDataset
 from cachestore.train.epoch import Epoch
 from cachestore.train.order import Indices, permutation
@@ -162,7 +162,7 @@ class MixedDataset(Dataset[SampleDict]):
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Return many samples of this epoch, with one read for each data set. No indices give an empty list."""
-        refuse_foreign(inspect.currentframe())
+        refuse_foreign_collate(inspect.currentframe())
         found: dict[int, SampleDict] = {}
         for number, wanted, inner in self._by_owner(indices):
             found |= zip(wanted, self.datasets[number].__getitems__(inner), strict=True)

@@ -12,12 +12,12 @@ from cachestore.core.forked import in_one_thread
 from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
 from cachestore.store.read.reader import Reader
-from cachestore.train.assemble import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.train.batch_slice import BatchSlice
 from cachestore.train.cast import cast
 from cachestore.train.cells import batch_clips, batch_sizes, control_keys, sizes_of, variant_keys
 from cachestore.train.collate import ReadSample, SampleDict
 from cachestore.train.latents import mask_shape, noise_seed, read_latents, read_mask
+from cachestore.train.parts import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.train.returned_columns import CAPTION, LATENTS, MaskColumn, text_columns
 from cachestore.train.selection import SAMPLE_ID, Chosen, Selection, key_of_caption
 from cachestore.train.texts import read_outputs

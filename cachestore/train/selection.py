@@ -61,7 +61,7 @@ class DataOptions:
     fields: frozenset[str] | None
     resolution: int | None = None
     """None if there is only one."""
-    selection: NDArray[np.int64] | None = None
+    part: NDArray[np.int64] | None = None
     """Indices of the chosen samples among the complete ones; None for all."""
     dtype: torch.dtype | None = None
     """The dtype of floating point tensors; None for the stored one."""
@@ -99,7 +99,7 @@ class Selection:
         self.epoch = epoch
         self.catalog = catalog
         self.complete = complete
-        self.rows = complete if options.selection is None else complete[options.selection]
+        self.rows = complete if options.part is None else complete[options.part]
         self.row_numbers: memoryview[int] = self.rows.data
         """The same rows, faster to read a few at a time."""
         resolution, form = options.resolution, options.latents
@@ -133,8 +133,8 @@ class Selection:
             has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
             self.encoded = CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
 
-    def handed_over(self) -> dict[str, Any]:
-        """What `taken_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
+    def hand_over(self) -> dict[str, Any]:
+        """What `take_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
         complete = None if len(self.complete) == len(self.catalog) else self.complete
         return {
             "options": self.options,
@@ -145,7 +145,7 @@ class Selection:
         }
 
     @classmethod
-    def taken_over(cls, state: Mapping[str, Any], layout: Layout) -> "Selection":
+    def take_over(cls, state: Mapping[str, Any], layout: Layout) -> "Selection":
         """Open the same catalog. It was checked already, so rows are read when they are used. Raises FormatError for another catalog."""
         options: DataOptions = state["options"]
         path = layout.catalog(options.name, options.generation)
@@ -167,10 +167,10 @@ class Selection:
     def _returned(self, columns: Sequence[TextColumn]) -> list[TextColumn]:
         return [replace(one, block=one.block.only(self.fields)) for one in columns if set(one.block.fields()) & self.fields]
 
-    def only(self, indices: NDArray[np.int64]) -> "Selection":
+    def select(self, indices: NDArray[np.int64]) -> "Selection":
         """The samples at these indices, with their own epoch. Controls keep the form of the whole, so that parts can be mixed."""
-        part = indices if self.options.selection is None else self.options.selection[indices]
-        options = replace(self.options, selection=part)
+        part = indices if self.options.part is None else self.options.part[indices]
+        options = replace(self.options, part=part)
         return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), stacked=self.stacked)
 
     def cast(self, dtype: torch.dtype | None) -> "Selection":
@@ -213,8 +213,8 @@ class Selection:
         options, digest = self.options, self.catalog.digest
         if options.resolution is not None:
             digest = digest_parts("cachestore-resolution", digest, str(options.resolution)).hex()
-        if options.selection is not None:
-            digest = digest_parts("cachestore-selection", digest, options.selection.astype("<i8").tobytes()).hex()
+        if options.part is not None:
+            digest = digest_parts("cachestore-selection", digest, options.part.astype("<i8").tobytes()).hex()
         return digest
 
     @property
@@ -243,20 +243,20 @@ class Selection:
             indices.setdefault(owner, []).append(index)
         return [weight for _source, weight in indices], list(indices.values())
 
-    def rows_at(self, wanted: Sequence[SupportsIndex]) -> list[int]:
+    def rows_at(self, indices: Sequence[SupportsIndex]) -> list[int]:
         """The rows of these samples. Raises IndexError if there is no such sample, BadInput if it is not an index."""
         rows = self.row_numbers
-        indices: list[int] = []
+        numbers: list[int] = []
         try:
-            indices += map(operator.index, wanted)
-            return list(map(rows.__getitem__, indices))
+            numbers += map(operator.index, indices)
+            return list(map(rows.__getitem__, numbers))
         except TypeError:
-            for index in wanted:
+            for index in indices:
                 index_in(index, len(rows))  # raises, and names it
             raise
         except IndexError:
             count = len(rows)
-            outside = next(index for index in indices if not -count <= index < count)
+            outside = next(number for number in numbers if not -count <= number < count)
             raise IndexError(f"{self.options.called} has {plural(count, 'sample')}, but none at {outside}: the first is at 0") from None
 
     @cached_property
@@ -280,7 +280,7 @@ class Selection:
             raise MissingEntry(
                 f"sample {sample_id!r} of {self.options.called} could not be encoded completely; run {command} for the reason"
             )
-        whose = "this part of " if self.options.selection is not None else ""
+        whose = "this part of " if self.options.part is not None else ""
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 

@@ -16,17 +16,17 @@ def selection(tmp_path):
 
 
 def test_a_part_of_a_part_is_of_the_whole(selection):
-    assert (selection.only(np.array([2, 0])).only(np.array([1])).ids, selection.ids) == (["a"], ["a", "b", "c"])
+    assert (selection.select(np.array([2, 0])).select(np.array([1])).ids, selection.ids) == (["a"], ["a", "b", "c"])
 
 
 def test_a_part_has_an_epoch_of_its_own(selection):
-    selection.only(np.array([0])).epoch.set(3)
+    selection.select(np.array([0])).epoch.set(3)
     assert selection.epoch.get() == 0
 
 
 def test_no_indices_have_no_rows_and_are_no_part(selection):
     assert selection.rows_at([]) == []
-    part = selection.only(np.array([], dtype=np.int64))
+    part = selection.select(np.array([], dtype=np.int64))
     assert (part.ids, part.groups) == ([], {})
 
 
