@@ -33,9 +33,9 @@ class BatchSlice:
     parts: Sequence[Part]
     plain: Mapping[str, list[Any]]
     """One value for each sample."""
-    pairs: Mapping[str, Sequence[int]]
+    sizes: Mapping[str, Sequence[int]]
     """Two integers for each sample, concatenated."""
-    tensors: Mapping[str, torch.Tensor]
+    clips: Mapping[str, torch.Tensor]
     """One number for each sample."""
     extras: Sequence[Mapping[str, Any]]
     """The extra columns of each sample; empty if none has any."""
@@ -64,7 +64,7 @@ def read_slice(batch_slice: BatchSlice, memory: BatchBuffers) -> dict[str, Any] 
     """Read the batch into `memory`. None if it must be put together of samples."""
     # Before the reads, which leave little of the interpreter in the CPU cache.
     beside: dict[str, Any] = {**batch_slice.plain}
-    beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in batch_slice.pairs.items()} | memory.keep(batch_slice.tensors)
+    beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in batch_slice.sizes.items()} | memory.keep(batch_slice.clips)
     names = dict.fromkeys(name for values in batch_slice.extras for name in values)
     beside |= {name: [values.get(name) for values in batch_slice.extras] for name in names}
     try:
@@ -86,33 +86,25 @@ def join_slices(slices: Sequence[BatchSlice], indices: Sequence[Sequence[int]]) 
     first = slices[0]
     if len(slices) == 1 and list(indices[0]) == list(range(len(indices[0]))):
         return first
-    columns = [batch_slice.plain.keys() | batch_slice.pairs.keys() | batch_slice.tensors.keys() for batch_slice in slices]
-    if any(column != columns[0] or len(batch_slice.parts) != len(first.parts) for batch_slice, column in zip(slices, columns, strict=True)):
+    names = [each.plain.keys() | each.sizes.keys() | each.clips.keys() for each in slices]
+    if any(other != names[0] for other in names) or len({len(each.parts) for each in slices}) > 1:
         return None
-    parts = [_join_parts(those, indices) for those in zip(*(batch_slice.parts for batch_slice in slices), strict=True)]
-    known = [part for part in parts if part is not None]
-    if len(known) != len(parts):
+    parts = [_join_parts(those, indices) for those in zip(*(each.parts for each in slices), strict=True)]
+    joined = [part for part in parts if part is not None]
+    if len(joined) != len(parts):
         return None
-    pairs = {
-        name: _spread(
-            [list(zip(batch_slice.pairs[name][::2], batch_slice.pairs[name][1::2], strict=True)) for batch_slice in slices], indices
-        )
-        for name in first.pairs
-    }
-    tensors = {
-        name: torch.stack(_spread([batch_slice.tensors[name].unbind() for batch_slice in slices], indices)) for name in first.tensors
-    }
-    extras = [batch_slice.extras or [_NOTHING] * len(where) for batch_slice, where in zip(slices, indices, strict=True)]
-    has_one_reader = all(batch_slice.reader is first.reader for batch_slice in slices)
+    pairs = {name: [list(zip(each.sizes[name][::2], each.sizes[name][1::2], strict=True)) for each in slices] for name in first.sizes}
+    clips = {name: torch.stack(_spread([each.clips[name].unbind() for each in slices], indices)) for name in first.clips}
+    extras = [each.extras or [_NOTHING] * len(where) for each, where in zip(slices, indices, strict=True)]
+    has_one_reader = all(each.reader is first.reader for each in slices)
+    owners = {} if has_one_reader else {key: each.reader for each in slices for part in each.parts for key in part.keys}
     return BatchSlice(
-        first.reader
-        if has_one_reader
-        else _SeveralStores({key: batch_slice.reader for batch_slice in slices for part in batch_slice.parts for key in part.keys}),
-        known,
-        {name: _spread([batch_slice.plain[name] for batch_slice in slices], indices) for name in first.plain},
-        {name: [number for pair in each for number in pair] for name, each in pairs.items()},
-        tensors,
-        _spread(extras, indices) if any(batch_slice.extras for batch_slice in slices) else (),
+        first.reader if has_one_reader else _SeveralStores(owners),
+        joined,
+        {name: _spread([each.plain[name] for each in slices], indices) for name in first.plain},
+        {name: [number for pair in _spread(those, indices) for number in pair] for name, those in pairs.items()},
+        clips,
+        _spread(extras, indices) if any(each.extras for each in slices) else (),
         first.blocks,
         first.dtype,
     )

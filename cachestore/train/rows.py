@@ -78,17 +78,17 @@ class RowReader:
         parts = self.parts(chosen, epoch)
         is_alike = all(len(part.keys) == len(rows) for part in parts if not isinstance(part, MaskPart | ControlsPart))
         names = {part.name for part in parts if not isinstance(part, TextPart)}
-        pairs: Mapping[str, Sequence[int]] | None = {}
+        sizes: Mapping[str, Sequence[int]] | None = {}
         clips: Mapping[str, torch.Tensor] | None = {}
         if selection.latents is not None and LATENTS in names:
-            pairs = batch_sizes(selection.latents.column, rows, chosen.variants)
+            sizes = batch_sizes(selection.latents.column, rows, chosen.variants)
             clips = batch_clips(selection.latents.column, rows, chosen.variants)
-        if not is_alike or pairs is None or clips is None:
+        if not is_alike or sizes is None or clips is None:
             return None
         plain: dict[str, list[Any]] = {CAPTION: selection.captions_of(chosen), SAMPLE_ID: chosen.ids}
         extras = selection.extras_beside(rows, {*names, *plain, *clips}) if selection.has_extras else ()
         blocks = [text.block for text in selection.texts]
-        return BatchSlice(self._reader, parts, plain, pairs, clips, extras, blocks, selection.options.dtype)
+        return BatchSlice(self._reader, parts, plain, sizes, clips, extras, blocks, selection.options.dtype)
 
     @in_one_thread
     def samples(self, rows: Sequence[int], epoch: int) -> list[SampleDict]:

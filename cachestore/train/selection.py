@@ -25,9 +25,9 @@ from cachestore.core.keys import Key, Recipe, digest_parts
 from cachestore.core.samples import MASK
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
-from cachestore.files.table import take
+from cachestore.files.table import Strings, take
 from cachestore.store.format.catalog import Catalog, open_catalog
-from cachestore.train.cells import NO_EXTRAS, Bucket, bucket_groups, has_extras, is_one_a_bucket, variant_keys
+from cachestore.train.cells import Bucket, bucket_groups, is_one_a_bucket, variant_keys
 from cachestore.train.epoch import Epoch
 from cachestore.train.latents import check_form
 from cachestore.train.order import turn_of
@@ -44,6 +44,8 @@ from cachestore.train.returned_columns import (
 )
 
 SAMPLE_ID: Final = "sample_id"
+_NO_EXTRAS: Final = "{}"
+"""The catalog's text for a sample without extra columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Selection:
         self.controls = [one for one in controls if one.name in self.fields]
         """Latents of control images and references, of which a sample may have several."""
         self.masks = masks if MASK in self.fields else None
-        self.variants = variants_of(catalog, pictures, resolution)
+        self.variant_counts = variants_of(catalog, pictures, resolution)
         """Number of variants of each picture, or of clips of each video; an array by row if these differ."""
         check_form(None if self.latents is None else self.latents.block, form)
         if stacked is None:
@@ -126,7 +128,11 @@ class Selection:
             stacked = frozenset(one.name for one in self.controls if is_one_a_bucket(one.column, decides, self.rows))
         self.stacked = stacked
         """The names of `controls` of which each sample has exactly one, so that they can be stacked."""
-        self.has_extras = has_extras(catalog.extras)
+        extras = catalog.extras
+        if isinstance(extras, Strings):
+            self.has_extras = extras.size_bytes > len(_NO_EXTRAS) * len(extras)  # any other text is longer
+        else:
+            self.has_extras = any(text != _NO_EXTRAS for text in extras)
         self.encoded = CaptionPolicy()
         """The policy with which the catalog was encoded, if there is one to choose captions."""
         if options.captions is not None:  # if the catalog does not record it: "all" if a sample has several captions, else "first"
@@ -294,11 +300,12 @@ class Selection:
                 policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
                 for row, sample_id in zip(rows, ids, strict=True)
             ]
-        if isinstance(self.variants, int) and self.variants == 1:
+        if isinstance(self.variant_counts, int) and self.variant_counts == 1:
             return Chosen(rows, ids, captions, [0] * len(rows))
-        each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
-        turns = [turn_of(variants, epoch, "views", str(seed), sample_id) for variants, sample_id in zip(each, ids, strict=True)]
-        return Chosen(rows, ids, captions, turns)
+        each = self.variant_counts
+        counts: list[int] = [each] * len(rows) if isinstance(each, int) else each[list(rows)].tolist()
+        variants = [turn_of(count, epoch, "views", str(seed), sample_id) for count, sample_id in zip(counts, ids, strict=True)]
+        return Chosen(rows, ids, captions, variants)
 
     def text_keys(self, text: TextColumn, chosen: Chosen) -> list[Key]:
         """The key of each row's chosen caption, or of the empty caption. Skips rows without captions."""
@@ -320,7 +327,7 @@ class Selection:
     def extras_beside(self, rows: Sequence[int], names: Collection[str]) -> Sequence[Mapping[str, Any]]:
         """The extra columns of each sample; empty if none has any. Raises BadInput for one of these names, or another that a batch has."""
         texts = take(self.catalog.extras, rows)
-        if all(text == NO_EXTRAS for text in texts):
+        if all(text == _NO_EXTRAS for text in texts):
             return ()
         columns: list[dict[str, Any]] = [json.loads(text) for text in texts]
         used = {*names, *SIZES, *(name for text in (*self.texts, *self.embeds) for name in text.block.names())}

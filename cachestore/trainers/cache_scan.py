@@ -268,7 +268,7 @@ def scan_cache(request: ImportRequest, cache_format: Format, listing: Listing, a
     scan = CacheScan(request, cache_format, listing, sorted(files), captions, (), matches)
     policy, has_text = CaptionPolicy.parse(request.captions), "text" in (request.encode or scan.by_kind)
     scan.samples = [
-        replace(sample, captions=policy.texts(captions.take(sample) if has_text else sample.captions))
+        replace(sample, captions=policy.texts(captions.as_encoded(sample) if has_text else sample.captions))
         for sample in listing.samples(about_source)
     ]
     if cache_format.is_beside:

@@ -48,7 +48,7 @@ class EncodedCaptions:
     other: list[str] = field(default_factory=list[str])
     """Ids of samples for which the trainer encoded other words than the source has."""
 
-    def take(self, sample: Sample) -> tuple[str, ...]:
+    def as_encoded(self, sample: Sample) -> tuple[str, ...]:
         """Return a sample's captions for the data set: the source's own, or what the trainer encoded if the words differ."""
         text = self._text_of(sample)
         if self.format.captions_of is None or not sample.captions or (text is None and self.format.changes_only_caption_files):

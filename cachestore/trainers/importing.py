@@ -132,10 +132,10 @@ def import_cache(
         access=access,
         **models,
     )
-    with number_if_there(Layout.at(request.store), request.name) as number:
+    with number_if_there(Layout.at(request.store), request.name) as listing_number:
         if format == WEBDATASET:
-            return import_tars(request, on_progress, cancel, number)
-        return _import_trainer(request, on_progress, cancel, number)
+            return import_tars(request, on_progress, cancel, listing_number)
+        return _import_trainer(request, on_progress, cancel, listing_number)
 
 
 def _as_rate(fps: object) -> float:
@@ -145,7 +145,7 @@ def _as_rate(fps: object) -> float:
         raise BadInput(f"{option('fps')} must be {RATE.wanted}, not {fps!r}", option="fps") from None
 
 
-def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
+def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, listing_number: int) -> ImportReport:
     cache_format = imported_format(request.format)
     if not request.data:
         raise BadUsage(f"pass {option('data')} with what the cache was made from", option="data")
@@ -187,7 +187,7 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
             request=request.hints(),
             cancel=cancel,
             on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
-            listing=number,
+            listing=listing_number,
             compare=partial(check_name, plan, request),
         )
         report = run_pass(job)
