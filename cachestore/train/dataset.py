@@ -19,11 +19,11 @@ from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
 from cachestore.core.words import plural
-from cachestore.store.format.catalog import list_generations, read_catalog
+from cachestore.store.format.catalog import read_catalog
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.opener import open_reader
 from cachestore.store.read.reader import Reader
-from cachestore.store.read.unfinished import list_data_sets, not_there
+from cachestore.store.read.unfinished import find_generation
 from cachestore.train.batch_slice import BatchSlice, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
@@ -114,7 +114,9 @@ class CachedDataset(Dataset[SampleDict]):
         generation = None if generation is None else as_whole("generation", generation, least=0)
         resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
         seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
-        number = _find_generation(reader, as_text("name", name), generation)
+        number = reader.bring_catalog(as_text("name", name), generation)  # of a store at an address
+        if number is None:
+            number = find_generation(reader.layout, name, generation)
         policy = None if captions is None else CaptionPolicy.parse(captions)
         if isinstance(fields, str):
             raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
@@ -388,15 +390,3 @@ class _Naming:
         if isinstance(named, BadInput) and isinstance(error, BadInput):
             named.option = error.option
         return named
-
-
-def _find_generation(reader: Reader, name: str, asked: int | None) -> int:
-    if (at_address := reader.bring_catalog(name, asked)) is not None:
-        return at_address
-    generations = list_generations(reader.layout, name)
-    if not generations:
-        raise not_there(reader.layout, name, list_data_sets(reader.layout))
-    if asked is not None and asked not in generations:
-        has = ", ".join(map(str, generations[-8:]))
-        raise BadInput(f"{called(reader.layout, name)} has no generation {asked}; it has {has}", option="generation")
-    return generations[-1] if asked is None else asked
