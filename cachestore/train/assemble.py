@@ -188,7 +188,7 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     if not is_as_stored(part.block, part.form):
         has_mask, under = bool(part.block.mask_channels), f"mask of {part.name} as stored"
         masks = _read_aside(draft, part.keys, {MASK_BITS}, under)[MASK_BITS] if has_mask else ()
-        draft.finish.append(lambda _made: read_latents_into(part.block, part.form, stored, part.noise, out, masks=masks))
+        draft.finish.append(lambda _made: read_latents_into(part.block, part.form, stored, part.seeds, out, masks=masks))
 
 
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:

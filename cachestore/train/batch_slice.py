@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
-_OF_SAMPLES: Final = {"keys", "noise", "cells", "lists"}
+_OF_SAMPLES: Final = {"keys", "seeds", "cells", "lists"}
 """The fields of a part that have one value for each sample."""
 
 

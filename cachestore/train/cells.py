@@ -36,7 +36,7 @@ def complete_rows(catalog: Catalog) -> NDArray[np.int64]:
     return np.flatnonzero(complete)
 
 
-def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
+def can_be_stacked(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
     """Whether each row has exactly one control image, whose bucket follows from the row's own. These can be stacked."""
     each = cells_each(controls.options)
     if pictures is None or not len(rows) or (np.diff(np.asarray(controls.at, dtype=np.int64))[rows] != each).any():
@@ -68,7 +68,7 @@ def bucket_groups(column: KeyColumn, rows: NDArray[np.int64]) -> dict[Bucket, li
     return dict(zip(buckets, (group.tolist() for group in np.split(order, starts[1:])), strict=True))
 
 
-def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
+def join_columns(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
     """Merge the columns of pictures and videos into one that has the cells of both.
 
     A picture counts as a video of one frame with rate 0. If one column has no cells, the other is returned unchanged. Otherwise the cells

@@ -56,12 +56,12 @@ def read_latents_into(
     block: LatentsBlock,
     form: LatentsAs,
     stored: torch.Tensor,
-    noise: Sequence[int],
+    seeds: Sequence[int],
     out: torch.Tensor,
     *,
     masks: Sequence[torch.Tensor] = (),
 ) -> None:
-    """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten.
+    """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `seeds` are for the noise of each sample; `stored` may be overwritten.
 
     `masks` has the bits of each sample's mask, for a block with `mask_channels`.
     """
@@ -78,7 +78,7 @@ def read_latents_into(
         case "sample":
             drawn = out if out.shape == mean.shape else torch.empty(mean.shape, dtype=mean.dtype)
             generator = torch.Generator()
-            for row, seed in zip(drawn.unbind(), noise, strict=True):
+            for row, seed in zip(drawn.unbind(), seeds, strict=True):
                 row.normal_(generator=generator.manual_seed(seed))
             std = logvar.clamp_(_LOGVAR_LEAST, _LOGVAR_MOST).mul_(0.5).exp_()
             _normalise_into(block, drawn.mul_(std).add_(mean), out)

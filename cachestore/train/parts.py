@@ -25,8 +25,8 @@ class LatentsPart:
     block: LatentsBlock
     form: LatentsAs
     keys: Sequence[Key]
-    noise: Sequence[int]
-    """A seed for each sample."""
+    seeds: Sequence[int]
+    """One for the noise of each sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,11 +36,11 @@ class RowReader:
         seed = selection.options.seed
         parts: list[Part] = []
         if (latents := selection.latents) is not None:
-            noise = [noise_seed(seed, epoch, sample_id) if latents.form == "sample" else 0 for sample_id in ids]
-            parts.append(LatentsPart(LATENTS, latents.block, latents.form, variant_keys(latents.column, rows, variants), noise))
+            seeds = [noise_seed(seed, epoch, sample_id) if latents.form == "sample" else 0 for sample_id in ids]
+            parts.append(LatentsPart(LATENTS, latents.block, latents.form, variant_keys(latents.column, rows, variants), seeds))
         for one in selection.conditions:  # whose noise is not that of the sample's own latents
-            noise = [noise_seed(seed, epoch, f"{sample_id}/{one.name}") for sample_id in ids]
-            parts.append(LatentsPart(one.name, one.block, one.form, variant_keys(one.column, rows, variants), noise))
+            seeds = [noise_seed(seed, epoch, f"{sample_id}/{one.name}") for sample_id in ids]
+            parts.append(LatentsPart(one.name, one.block, one.form, variant_keys(one.column, rows, variants), seeds))
         if (masks := selection.masks) is not None:
             keys = iter(variant_keys(masks.column, rows, variants))
             cells = [next(keys) if masks.column.count(row) else None for row in rows]
@@ -130,7 +130,7 @@ class RowReader:
             if isinstance(part, TextPart):
                 sample |= read_outputs(part.block, entries[0])
             elif isinstance(part, LatentsPart):
-                sample[part.name] = read_latents(part.block, part.form, entries[0], part.noise[0])
+                sample[part.name] = read_latents(part.block, part.form, entries[0], part.seeds[0])
             elif isinstance(part, ControlsPart):
                 sample[part.name] = [read_latents(part.block, part.form, entry) for entry in entries]
             elif entries:

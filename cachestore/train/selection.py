@@ -27,7 +27,7 @@ from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.files.table import Strings, take
 from cachestore.store.format.catalog import Catalog, open_catalog
-from cachestore.train.cells import Bucket, bucket_groups, is_one_a_bucket, variant_keys
+from cachestore.train.cells import Bucket, bucket_groups, can_be_stacked, variant_keys
 from cachestore.train.epoch import Epoch
 from cachestore.train.latents import check_form
 from cachestore.train.order import turn_of
@@ -37,10 +37,10 @@ from cachestore.train.returned_columns import (
     chosen_fields,
     condition_columns,
     control_columns,
+    count_variants,
     mask_column,
     text_columns,
     trained_column,
-    variants_of,
 )
 
 SAMPLE_ID: Final = "sample_id"
@@ -120,12 +120,12 @@ class Selection:
         self.controls = [one for one in controls if one.name in self.fields]
         """Latents of control images and references, of which a sample may have several."""
         self.masks = masks if MASK in self.fields else None
-        self.variant_counts = variants_of(catalog, pictures, resolution)
+        self.variant_counts = count_variants(catalog, pictures, resolution)
         """Number of variants of each picture, or of clips of each video; an array by row if these differ."""
         check_form(None if self.latents is None else self.latents.block, form)
         if stacked is None:
             decides = pictures.column if pictures is not None else None
-            stacked = frozenset(one.name for one in self.controls if is_one_a_bucket(one.column, decides, self.rows))
+            stacked = frozenset(one.name for one in self.controls if can_be_stacked(one.column, decides, self.rows))
         self.stacked = stacked
         """The names of `controls` of which each sample has exactly one, so that they can be stacked."""
         extras = catalog.extras

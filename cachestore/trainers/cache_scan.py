@@ -26,7 +26,17 @@ from cachestore.trainers.families import Family, family_named
 from cachestore.trainers.file_encoder import FileEncoder, ImportedLatents
 from cachestore.trainers.format import Format
 from cachestore.trainers.import_request import ImportRequest
-from cachestore.trainers.matching import Added, CacheListing, ClipFrames, FileLocation, Kind, Matches, ParsedName, visual_of, visuals_of
+from cachestore.trainers.matching import (
+    CacheListing,
+    CaptionSettings,
+    ClipFrames,
+    FileLocation,
+    Kind,
+    Matches,
+    ParsedName,
+    visual_of,
+    visuals_of,
+)
 
 _SIDE_FILE_BYTES: Final = 256 << 20
 """As much as a side file says of a million pictures."""
@@ -46,7 +56,7 @@ class CacheScan:
     listing: Listing
     files: Sequence[FileOnDisk]
     """Files that may belong to a cache, sorted."""
-    captions: EncodedCaptions
+    encoded_captions: EncodedCaptions
     samples: Sequence[Sample]
     """Samples with the captions that the trainer encoded; once the files are matched, one for each clip of a video."""
     matches: Matches
@@ -202,7 +212,7 @@ class CacheScan:
                 named = texts.get((caption, reference), alone)
                 yield from (location.path for location in named if self._caption_time(reference) > self._file_time(location))
 
-    def kinds(self, family: Family) -> Sequence[str]:
+    def kinds_to_import(self, family: Family) -> Sequence[str]:
         """Return the kinds to import: those requested, else those of this family in the folder, whether or not they match a sample.
 
         Raises BadUsage for latents if the source has no pictures.
@@ -236,7 +246,7 @@ class CacheScan:
     def remarks(self, family: Family, kinds: Collection[str]) -> Iterator[str]:
         """Yield what the user should know about the files."""
         matches = self.matches
-        yield from (*matches.remarks, *self._unknown_families(), *self.captions.remarks())
+        yield from (*matches.remarks, *self._unknown_families(), *self.encoded_captions.remarks())
         captions = [caption for caption in matches.doubtful if caption not in matches.text and "text" in kinds]
         if captions:
             yield f"text of {plural(len(captions), 'caption')} is not imported: {matches.doubtful[captions[0]]}"
@@ -262,7 +272,7 @@ def scan_cache(request: ImportRequest, cache_format: Format, listing: Listing, a
             relative = path.relative_to(request.folder).as_posix()
             if cache_format.files.search(relative) is not None:
                 files.append((relative, *_stat_record(path)))
-    added = Added(request.trigger_word, request.caption)
+    added = CaptionSettings(request.trigger_word, request.caption)
     captions = EncodedCaptions(cache_format, listing if Path(request.data).is_dir() else None, request.caption_lines, added)
     matches = Matches(None if request.family is None else family_named(request.family), captions.read_as)
     scan = CacheScan(request, cache_format, listing, sorted(files), captions, (), matches)

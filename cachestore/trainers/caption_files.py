@@ -15,7 +15,7 @@ from cachestore.sources.files import Files
 from cachestore.sources.reading import CaptionLines
 from cachestore.sources.remarks import Remarks
 from cachestore.trainers.format import Format
-from cachestore.trainers.matching import Added, same_words, visual_of
+from cachestore.trainers.matching import CaptionSettings, same_words, visual_of
 
 SUFFIXES: Final = (".txt", ".caption")
 _MARK: Final = "\ufeff"
@@ -40,7 +40,7 @@ class EncodedCaptions:
     files: Files | None
     """The source's files, if its captions are in separate files; else None."""
     caption_lines: CaptionLines
-    added: Added
+    added: CaptionSettings
     read_as: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """For each caption, the forms in which the trainer reads it, with its own white space."""
     cut: list[str] = field(default_factory=list[str])

@@ -168,7 +168,7 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
         scan.match(cache, about_source)
         declared = declared_encoders(layout, request)
         family = family_of_cache(scan, declared)
-        kinds = scan.kinds(family)
+        kinds = scan.kinds_to_import(family)
         encoders = file_encoders(cache, scan, family, declared, kinds)
         plan = _plan(scan, encoders, about_source)
         check_name(plan, request, newest_catalog(layout, plan.catalog))
@@ -191,7 +191,7 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
             compare=partial(check_name, plan, request),
         )
         report = run_pass(job)
-    about_source = replace(about_source, multi_line=[]) if scan.captions.cut else about_source
+    about_source = replace(about_source, multi_line=[]) if scan.encoded_captions.cut else about_source
     about_files = (*scan.remarks(family, kinds), *remarks_of(encoders), *scan.matches.unreadable)
     return ImportReport(
         report,

@@ -58,7 +58,7 @@ class SideFacts:
 Kind = Literal["text", "latents"]
 
 
-class Added(NamedTuple):
+class CaptionSettings(NamedTuple):
     """What a trainer's settings add to captions."""
 
     trigger: str | None = None

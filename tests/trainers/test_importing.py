@@ -631,7 +631,7 @@ def test_files_that_match_nobody_count_where_the_declared_model_has_widths_of_it
     files: Any = [("cat_te_outputs.npz", 1, 1)]
     nothing: Any = None
     found = CacheScan(request, imported_format("sd-scripts"), nothing, files, nothing, (), Matches(None))
-    assert list(found.kinds(family)) == ["text"]
+    assert list(found.kinds_to_import(family)) == ["text"]
 
 
 def test_a_picture_whose_captions_cannot_be_used_fails_alone_in_an_import_too(data, store):

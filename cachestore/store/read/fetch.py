@@ -97,7 +97,7 @@ class _Work(NamedTuple):
     located: Located
     targets: Sequence[Sequence[memoryview]]
     reads: Sequence[Read]
-    doubted: set[int]
+    to_check: set[int]
     """Positions of the entries that must be checked."""
     first_wait: Iterator[bool]
     """Gives one True, to the first thread that has to wait. That thread asks the system for all bytes still to come."""
@@ -172,7 +172,7 @@ class Fetcher:
         # Do few steps for each entry, and nothing that can be done before: reading a large entry empties the CPU cache, after which each
         # step takes several times as long.
         reads = plan_reads(located)
-        work = _Work(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
+        work = _Work(keys, located, targets, reads, self._to_check(located), first_wait=iter((True,)))
         if side_by_side and two_threads_are_faster(reads):
             read_by_two_threads(reads, lambda turns: self._read_each(turns, work))
         else:
@@ -193,11 +193,11 @@ class Fetcher:
                     self._ask_for(work.reads[number:])
                 is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
-            for row in rows if work.doubted else ():
-                if row in work.doubted:
+            for row in rows if work.to_check else ():
+                if row in work.to_check:
                     self._check(work.keys[row], located, row, targets[row])
 
-    def _doubted(self, located: Located) -> set[int]:
+    def _to_check(self, located: Located) -> set[int]:
         match self._verify:
             case "first":
                 return self.checked.lacks(located)
@@ -236,13 +236,13 @@ class Fetcher:
             self._refuse_reading(ref, error)
         if count < size:
             self._open.pop(ref.digest, None)
-            raise CorruptEntry(self._complain("an entry is beyond the end of", ref))
+            raise CorruptEntry(self._damage_in_words("an entry is beyond the end of", ref))
 
     def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
         ref = located.segments[row]
         if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:
             self._open.pop(ref.digest, None)
-            raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", ref))
+            raise CorruptEntry(self._damage_in_words(f"entry {key} does not match its checksum in", ref))
         self.checked.add(ref.digest, located.ordinals[row])
 
     def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:
@@ -278,7 +278,7 @@ class Fetcher:
         """Close every segment. May be called twice; fetching afterwards opens them again."""
         self._open.clear()
 
-    def _complain(self, what: str, ref: SegmentRef) -> str:
+    def _damage_in_words(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
 

@@ -24,7 +24,7 @@ from cachestore.encode.pictures.buckets import SHORTEST_SIDE, Size, crop_box
 from cachestore.trainers.exported import Block, ExportVariant, Named
 from cachestore.trainers.families import Family
 from cachestore.trainers.format import Format, Reading, Writing
-from cachestore.trainers.matching import Added, CacheListing, FileLocation, Matches, ParsedName, by_name, stem_of, visuals_of
+from cachestore.trainers.matching import CacheListing, CaptionSettings, FileLocation, Matches, ParsedName, by_name, stem_of, visuals_of
 from cachestore.trainers.sd_scripts.families import SD_SCRIPTS
 from cachestore.trainers.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, pop_tensors
 
@@ -58,7 +58,7 @@ def parse_name(path: str) -> ParsedName | None:
     return None if found is None else ParsedName("text", found["family"], SD_SCRIPTS.family_called(found["family"]))
 
 
-def captions_of(text: str, _added: Added) -> list[str]:
+def captions_of(text: str, _added: CaptionSettings) -> list[str]:
     """Return the caption that sd-scripts reads from the text of a caption file: its first line."""
     return [text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0].strip()]
 

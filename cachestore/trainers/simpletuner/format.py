@@ -30,8 +30,8 @@ from cachestore.trainers.exported import Block, ExportVariant, Listed, Named, ch
 from cachestore.trainers.families import Family, as_picture, framed
 from cachestore.trainers.format import Format, Reading, Writing
 from cachestore.trainers.matching import (
-    Added,
     CacheListing,
+    CaptionSettings,
     FileLocation,
     Matches,
     ParsedName,
@@ -75,7 +75,7 @@ def parse_name(path: str) -> ParsedName | None:
     return ParsedName("latents") if _LATENTS.fullmatch(name) is not None else None
 
 
-def captions_of(text: str, _added: Added) -> list[str]:
+def captions_of(text: str, _added: CaptionSettings) -> list[str]:
     """Return the captions that SimpleTuner reads from the text of a caption file: its lines, with spaces but without line ends."""
     return [line for line in text.split("\n") if line] if "\n" in text else [text]
 
