@@ -27,14 +27,13 @@ from cachestore.store.read.unfinished import find_generation
 from cachestore.train.batch_slice import BatchSlice, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
-from cachestore.train.cells import Bucket, complete_rows
+from cachestore.train.cells import Bucket
 from cachestore.train.check import check_model
 from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
-from cachestore.train.returned_columns import check_variants, chosen_resolution
 from cachestore.train.rows import RowReader
-from cachestore.train.selection import DataOptions, Selection, called, index_in
+from cachestore.train.selection import DataOptions, Selection, index_in
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -111,32 +110,25 @@ class CachedDataset(Dataset[SampleDict]):
             MissingExtra: for an address, the extra [objects] is not installed.
         """
         reader = open_reader(path, verify=verify, io=io, local=local, limit=limit)
-        generation = None if generation is None else as_whole("generation", generation, least=0)
-        resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
-        seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
-        number = reader.bring_catalog(as_text("name", name), generation)  # of a store at an address
+        asked = None if generation is None else as_whole("generation", generation, least=0)
+        number = reader.bring_catalog(as_text("name", name), asked)  # of a store at an address
         if number is None:
-            number = find_generation(reader.layout, name, generation)
-        policy = None if captions is None else CaptionPolicy.parse(captions)
-        if isinstance(fields, str):
-            raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
-        names = None if fields is None else frozenset(as_text("a field", one) for one in as_many("fields", fields, "a set of names"))
-        with _Naming(called(reader.layout, name)):
+            number = find_generation(reader.layout, name, asked)
+        options = DataOptions.parse(
+            reader.layout,
+            name,
+            number,
+            latents=latents,
+            captions=captions,
+            fields=fields,
+            dtype=dtype,
+            resolution=resolution,
+            seed=seed,
+            is_pinned=asked is not None,
+        )
+        with _Naming(options.called):
             catalog = read_catalog(reader.layout.catalog(name, number), generation=number)
-            check_variants(catalog)
-            options = DataOptions(
-                reader.layout,
-                name,
-                number,
-                latents,
-                seed,
-                is_pinned=generation is not None,
-                captions=policy,
-                fields=names,
-                resolution=chosen_resolution(catalog, resolution),
-                dtype=dtype,
-            )
-            self._read_from(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
+            self._read_from(reader, Selection.of(catalog, options, Epoch()))
             self._selection.check_captions(reader.__contains__)
             reader.make_room_for(catalog, options.called)
 

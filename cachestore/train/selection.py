@@ -9,16 +9,16 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cachestore.core import system
-from cachestore.core.arguments import as_text, refuse
+from cachestore.core.arguments import as_many, as_text, as_whole, refuse
 from cachestore.core.batch_shapes import SIZES, LatentsAs
-from cachestore.core.captions import CaptionPolicy
+from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, Recipe, digest_parts
@@ -27,14 +27,17 @@ from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.files.table import Strings, take
 from cachestore.store.format.catalog import Catalog, open_catalog
-from cachestore.train.cells import Bucket, bucket_groups, can_be_stacked, variant_keys
+from cachestore.train.cast import as_dtype
+from cachestore.train.cells import Bucket, bucket_groups, can_be_stacked, complete_rows, variant_keys
 from cachestore.train.epoch import Epoch
 from cachestore.train.latents import check_form
 from cachestore.train.order import turn_of
 from cachestore.train.returned_columns import (
     LATENTS,
     TextColumn,
+    check_variants,
     chosen_fields,
+    chosen_resolution,
     condition_columns,
     control_columns,
     count_variants,
@@ -42,6 +45,9 @@ from cachestore.train.returned_columns import (
     text_columns,
     trained_column,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SAMPLE_ID: Final = "sample_id"
 _NO_EXTRAS: Final = "{}"
@@ -62,11 +68,42 @@ class DataOptions:
     captions: CaptionPolicy | None
     fields: frozenset[str] | None
     resolution: int | None = None
-    """None if there is only one."""
+    """The one that is asked for; of a selection None if there is only one."""
     part: NDArray[np.int64] | None = None
     """Indices of the chosen samples among the complete ones; None for all."""
     dtype: torch.dtype | None = None
     """The dtype of floating point tensors; None for the stored one."""
+
+    @classmethod
+    def parse(
+        cls,
+        layout: Layout,
+        name: str,
+        generation: int,
+        *,
+        latents: LatentsAs,
+        captions: CaptionPolicy | Choose | None,
+        fields: Collection[str] | None,
+        dtype: torch.dtype | None,
+        resolution: int | None,
+        seed: int,
+        is_pinned: bool,
+    ) -> "Self":
+        """Parse the arguments of a CachedDataset. Raises BadInput."""
+        if isinstance(fields, str):
+            raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
+        return cls(
+            layout,
+            name,
+            generation,
+            latents,
+            as_whole("seed", seed, least=0),
+            is_pinned,
+            captions=None if captions is None else CaptionPolicy.parse(captions),
+            fields=None if fields is None else frozenset(as_text("a field", one) for one in as_many("fields", fields, "a set of names")),
+            resolution=None if resolution is None else as_whole("resolution", resolution, least=1),
+            dtype=as_dtype(dtype),
+        )
 
     @property
     def called(self) -> str:
@@ -138,6 +175,13 @@ class Selection:
         if options.captions is not None:  # if the catalog does not record it: "all" if a sample has several captions, else "first"
             has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
             self.encoded = CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
+
+    @classmethod
+    def of(cls, catalog: Catalog, options: DataOptions, epoch: Epoch) -> "Selection":
+        """Select all complete rows, at the resolution that is asked for. Raises BadInput, FormatError."""
+        check_variants(catalog)
+        options = replace(options, resolution=chosen_resolution(catalog, options.resolution))
+        return cls(catalog, complete_rows(catalog), options, epoch)
 
     def hand_over(self) -> dict[str, Any]:
         """What `take_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
