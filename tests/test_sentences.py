@@ -158,8 +158,8 @@ def called_in_braces(source):
     """The texts outside f-strings in which braces hold a call, as in an f-string."""
     tree = ast.parse(source)
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside)
-    return [node.value for node in texts if re.search(r"\{\w+\([^{}]*\)\}", node.value)]
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in inside]
+    return [text for text in texts if isinstance(text, str) and re.search(r"\{\w+\([^{}]*\)\}", text)]
 
 
 def test_no_message_shows_the_call_that_should_have_filled_it():

@@ -75,7 +75,7 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     from cachestore.core.samples import CAPTION, IMAGE, VIDEO
     from cachestore.jobs.plan.columns import own_inputs
     from cachestore.jobs.run.presence import ready_rows
-    from cachestore.train.facts import fit_of
+    from cachestore.train.facts import cut_of
 
     ready = ready_rows(catalog, reader.snapshot)
     pictures = [column for column in catalog.columns if column.role in {IMAGE, VIDEO} and "bucket" in column.facts]
@@ -83,8 +83,8 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
     for row, sample in enumerate(catalog.ids):
         firsts = [column.cell(column.at[row]) for column in pictures if column.count(row)]
         buckets = ["x".join(map(str, bucket)) for cell in firsts if (bucket := cell.facts.get("bucket"))]
-        known = (fit_of(cell)[:2] for cell in firsts)
-        fits = [{"scale": round(scale, 3), "cut": round(cut, 3)} for scale, cut in known if scale is not None and cut is not None]
+        cuts = map(cut_of, firsts)
+        fits = [{"scale": round(scale, 3), "cut": round(cut, 3)} for scale, cut, _sides in cuts if scale is not None and cut is not None]
         about = {"name": catalog.name, "id": sample, "captions": catalog.row_captions(row)}
         about |= {"own_captions": own} if (own := own_inputs(catalog, row, CAPTION)) else {}
         about |= {"buckets": list(dict.fromkeys(buckets)), "fits": [fit for at, fit in enumerate(fits) if fit not in fits[:at]]}

@@ -21,18 +21,18 @@ normalised. `moments`: mean and log-variance as stored. `raw`: as `mean` but not
 stored: that sample)."""
 
 
-def is_as_stored(block: LatentsBlock, wanted: LatentsAs) -> bool:
+def is_as_stored(block: LatentsBlock, form: LatentsAs) -> bool:
     """Return whether the result equals what is stored, byte for byte."""
-    return wanted == "moments" or block.is_scaled or (wanted == "raw" and block.stored != "moments")
+    return form == "moments" or block.is_scaled or (form == "raw" and block.stored != "moments")
 
 
-def batch_shape(block: LatentsBlock, wanted: LatentsAs, stored: Sequence[int]) -> tuple[int, ...]:
+def batch_shape(block: LatentsBlock, form: LatentsAs, stored: Sequence[int]) -> tuple[int, ...]:
     """Return the shape that `read_latents_into` makes from a batch of this shape."""
-    if is_as_stored(block, wanted):
+    if is_as_stored(block, form):
         return tuple(stored)
     size, channels, *rest = stored
     one = (channels // 2 if block.stored == "moments" else channels, *rest)
-    if wanted == "raw":
+    if form == "raw":
         return size, *one
     first, *others = folded_shape(one, block.patchify)
     return size, first + (block.temporal_factor if block.marks else 0) + block.mask_channels, *others

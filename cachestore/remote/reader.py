@@ -146,7 +146,7 @@ class RemoteReader(Reader):
         cache.open(str(address))
         limit = default_limit(folder) if limit is None else limit
         self._set_up(address, cache, limit, verify)
-        self._show(self._load(None))
+        self._use(self._load(None))
         return self
 
     def _set_up(self, address: Address, cache: StoreCache, limit: int, verify: Verify) -> None:
@@ -180,7 +180,7 @@ class RemoteReader(Reader):
             if is_of_a_signal(error):
                 raise
             snapshot = self._load(None)
-        self._show(snapshot)
+        self._use(snapshot)
         for (name, generation), (size, start) in state["catalogs"].items():
             ask_until_sure(partial(self._copy_catalog, name, generation, size, start))
 

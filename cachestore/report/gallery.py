@@ -12,7 +12,7 @@ from cachestore.report.previews import Colours, choose_rows, find_colours, pictu
 from cachestore.sources.combined import Moved
 from cachestore.store.format.catalog import Catalog, KeyColumn
 from cachestore.store.read.reader import Reader
-from cachestore.train.facts import fit_of
+from cachestore.train.facts import cut_of
 
 if TYPE_CHECKING:
     from cachestore.core.keys import Json
@@ -63,7 +63,7 @@ def make_gallery(reader: Reader, catalog: Catalog, source: Moved | None) -> Gall
 
 def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original: Original, colours: Colours) -> Thumbnail:
     facts, (numerator, denominator) = one.cell.facts, one.cell.facts.get("fps", (0, 0))
-    scale, cut, cut_at = fit_of(one.cell)
+    scale, cut, cut_at = cut_of(one.cell)
     framing = Framing(
         one.sample,
         facts.get("bucket", ()),

@@ -1,89 +1,29 @@
 """Read stored entries straight into a batch: once, and to their final position.
 
 Gives bit for bit what `collate` makes of samples, if the samples are alike. Anything unusual (a tensor that is missing, too long or of
-another type, a damaged entry) is left to that slower way, which makes the batch or says what is wrong.
+another type, a damaged entry) is left to reading samples, which makes the batch or says what is wrong.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import torch
 
-from cachestore.core.batch_shapes import LatentsAs, batch_shape, is_as_stored
+from cachestore.core.batch_shapes import batch_shape, is_as_stored
 from cachestore.core.keys import Key
-from cachestore.core.read_block import MASK_BITS, Form, LatentsBlock, TextBlock, stored_parts
+from cachestore.core.read_block import MASK_BITS, Form, TextBlock, stored_parts
 from cachestore.core.tensors import are_bools, torch_dtype
 from cachestore.store.format.entry import Specs, TensorSpec
 from cachestore.store.format.locations import Located
 from cachestore.train.buffers import BatchBuffers, RowBytes
 from cachestore.train.latents import mask_shape, read_latents, read_latents_into, read_masks_into
+from cachestore.train.parts import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.train.texts import fill_mask, fill_padding, pad_rows, padded_length, read_outputs, start_of
 
 _ALIGNMENT: Final = 64
 """Alignment of tensors in scratch memory, enough for a view of any dtype."""
 
-
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """What one text encoder adds to a batch."""
-
-    block: TextBlock
-    keys: Sequence[Key]
-    """One for each sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatentsPart:
-    """What one VAE adds to a batch, under `name`."""
-
-    name: str
-    block: LatentsBlock
-    wanted: LatentsAs
-    keys: Sequence[Key]
-    noise: Sequence[int]
-    """A seed for each sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskPart:
-    """The masks of a batch. `name` is also their name in the entries."""
-
-    name: str
-    patch: int
-    """As for `read_mask`."""
-    has_frames: bool
-    """As for `mask_shape`."""
-    cells: Sequence[Key | None]
-    """One for each sample. A sample without a mask gets ones."""
-    shape: tuple[int, ...] | None
-    """Shape of the missing masks in the batch. None if no mask is missing, or if the shapes differ."""
-
-    @property
-    def keys(self) -> Sequence[Key]:
-        """The keys of the samples that have a mask."""
-        return [key for key in self.cells if key is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class ControlsPart:
-    """Several latents for each sample, under `name`, as a list for each, as sizes may differ."""
-
-    name: str
-    block: LatentsBlock
-    wanted: LatentsAs
-    """Not "sample" for stored moments: control latents are never drawn."""
-    cells: Sequence[Sequence[Key]]
-    """The keys of each sample."""
-
-    @property
-    def keys(self) -> Sequence[Key]:
-        """Keys, concatenated in sample order."""
-        return [key for keys in self.cells for key in keys]
-
-
-Part = TextPart | LatentsPart | MaskPart | ControlsPart
 
 _NOTHING: Final = torch.empty(0)
 
@@ -104,7 +44,7 @@ class _Irregular(Exception):
     """These entries cannot be read straight into a batch."""
 
 
-class _Column(NamedTuple):
+class _StoredTensors(NamedTuple):
     """The tensors of one name, one for each sample."""
 
     rows: Sequence[int]
@@ -139,19 +79,19 @@ class _Draft:
         collection."""
         self.batch: dict[str, Any] = {}
 
-    def find(self, keys: Sequence[Key], name: str) -> _Column:
+    def find(self, keys: Sequence[Key], name: str) -> _StoredTensors:
         """Find the tensor of this name in each entry. Raises _Irregular if one is missing or dtypes differ."""
         rows = [self.rows[key] for key in keys]
         layouts = [self.located.specs[row] for row in rows]
         if layouts.count(layouts[0]) == len(layouts):
             number = _number_of(name, layouts[0])
-            return _Column(rows, [number] * len(rows), [layouts[0][number]] * len(rows))
+            return _StoredTensors(rows, [number] * len(rows), [layouts[0][number]] * len(rows))
         chosen = {layout: _number_of(name, layout) for layout in set(layouts)}
         if len({layout[number].dtype for layout, number in chosen.items()}) != 1:
             raise _Irregular
-        return _Column(rows, [chosen[layout] for layout in layouts], [layout[chosen[layout]] for layout in layouts])
+        return _StoredTensors(rows, [chosen[layout] for layout in layouts], [layout[chosen[layout]] for layout in layouts])
 
-    def read(self, column: _Column, targets: Iterable[memoryview]) -> None:
+    def read(self, column: _StoredTensors, targets: Iterable[memoryview]) -> None:
         """Plan to read the stored tensors of a column into these targets."""
         held = self.targets
         if column.specs[0].dtype == "BOOL":
@@ -206,7 +146,7 @@ def _number_of(name: str, specs: Specs) -> int:
 
 
 def assemble(reader: EntryReader, parts: Sequence[Part], memory: BatchBuffers) -> dict[str, Any] | None:
-    """Return the stored tensors of a batch in `memory`, or None if the slower way must make it. Raises MissingEntry.
+    """Return the stored tensors of a batch in `memory`, or None if it must be put together of samples. Raises MissingEntry.
 
     All parts have the same number of samples, at least one. Without parts the batch is empty.
     """
@@ -239,16 +179,16 @@ def _lay_out_latents(draft: _Draft, part: LatentsPart) -> None:
     if not column.has_one_shape():
         raise _Irregular
     dtype, stored_shape = torch_dtype(column.specs[0].dtype), (len(part.keys), *column.specs[0].shape)
-    made_shape = batch_shape(part.block, part.wanted, stored_shape)
+    made_shape = batch_shape(part.block, part.form, stored_shape)
     out, rows = draft.take_rows(part.name, made_shape, dtype)
     stored = out
-    if made_shape != stored_shape or part.block.stored == "moments" != part.wanted:
+    if made_shape != stored_shape or part.block.stored == "moments" != part.form:
         stored, rows = draft.memory.take_rows(f"{part.name} as stored", stored_shape, dtype, pin=False)
     draft.read(column, rows)
-    if not is_as_stored(part.block, part.wanted):
+    if not is_as_stored(part.block, part.form):
         has_mask, under = bool(part.block.mask_channels), f"mask of {part.name} as stored"
         masks = _read_aside(draft, part.keys, {MASK_BITS}, under)[MASK_BITS] if has_mask else ()
-        draft.finish.append(lambda _made: read_latents_into(part.block, part.wanted, stored, part.noise, out, masks=masks))
+        draft.finish.append(lambda _made: read_latents_into(part.block, part.form, stored, part.seeds, out, masks=masks))
 
 
 def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
@@ -261,10 +201,10 @@ def _lay_out_controls(draft: _Draft, part: ControlsPart) -> None:
 
 def _put_controls(draft: _Draft, part: ControlsPart, stored: Sequence[torch.Tensor]) -> None:
     """Put tensors of their own into the batch: `Ring` counts uses of the batch's tensors, but does not look into lists."""
-    is_as_it_is = is_as_stored(part.block, part.wanted)
-    read = (read_latents(part.block, part.wanted, {part.block.stored: each}) for each in stored)
+    is_as_it_is = is_as_stored(part.block, part.form)
+    read = (read_latents(part.block, part.form, {part.block.stored: each}) for each in stored)
     made = (each.clone() if is_as_it_is else each for each in read)
-    draft.batch[part.name] = [list(islice(made, len(keys))) for keys in part.cells]
+    draft.batch[part.name] = [list(islice(made, len(keys))) for keys in part.lists]
 
 
 def _lay_out_masks(draft: _Draft, part: MaskPart) -> None:
@@ -306,7 +246,7 @@ def _lay_out_text(draft: _Draft, part: TextPart) -> None:
     names = {name for form in later.values() for name in stored_parts(form)}
     stored = _read_aside(draft, part.keys, names, f"{next(iter(later))} as stored")
     block = TextBlock(later, part.block.padding, {}, None)
-    draft.finish.append(lambda made: _join(made, block, stored))
+    draft.finish.append(lambda made: _put_outputs(made, block, stored))
 
 
 def _lay_out_straight(draft: _Draft, part: TextPart, name: str, stored: str) -> bool:
@@ -356,7 +296,7 @@ def _read_aside(draft: _Draft, keys: Sequence[Key], names: set[str], under: str)
     return stored
 
 
-def _join(draft: _Draft, block: TextBlock, stored: Mapping[str, Sequence[torch.Tensor]]) -> None:
+def _put_outputs(draft: _Draft, block: TextBlock, stored: Mapping[str, Sequence[torch.Tensor]]) -> None:
     size = len(next(iter(stored.values())))
     samples = [read_outputs(block, {name: rows[number] for name, rows in stored.items()}) for number in range(size)]
     for name in block.outputs:

@@ -1,7 +1,6 @@
 """Batch slices: what one data set gives to a batch, and the batch that one or several of them make."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
@@ -12,16 +11,17 @@ from cachestore.core.forked import in_one_thread
 from cachestore.core.keys import Key
 from cachestore.core.read_block import TextBlock
 from cachestore.store.format.locations import Located, Location
-from cachestore.train.assemble import EntryReader, MaskPart, Part, assemble
+from cachestore.train.assemble import EntryReader, assemble
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import cast
 from cachestore.train.collate import constants_of
+from cachestore.train.parts import MaskPart, Part
 
 T = TypeVar("T")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
-_OF_SAMPLES: Final = {"keys", "noise", "cells"}
+_OF_SAMPLES: Final = {"keys", "seeds", "cells", "lists"}
 """The fields of a part that have one value for each sample."""
 
 
@@ -33,9 +33,9 @@ class BatchSlice:
     parts: Sequence[Part]
     plain: Mapping[str, list[Any]]
     """One value for each sample."""
-    pairs: Mapping[str, Sequence[int]]
+    sizes: Mapping[str, Sequence[int]]
     """Two integers for each sample, concatenated."""
-    tensors: Mapping[str, torch.Tensor]
+    clips: Mapping[str, torch.Tensor]
     """One number for each sample."""
     extras: Sequence[Mapping[str, Any]]
     """The extra columns of each sample; empty if none has any."""
@@ -44,29 +44,37 @@ class BatchSlice:
     """The dtype to cast to; None for the stored one."""
 
 
+@in_one_thread
+def read_slice_or_samples(
+    batch_slice: BatchSlice | None, into: BatchBuffers | None, collated_samples: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Read a batch straight into its final memory: the buffers, if given. Else put it together of samples.
+
+    That is so without a slice, for tensors that do not fit, and for an entry that is missing or damaged: reading samples finds another
+    copy, or says which entry of which data set it is.
+    """
+    batch = None if batch_slice is None else read_slice(batch_slice, BatchBuffers() if into is None else into)
+    if batch is not None:
+        return batch
+    batch = collated_samples()
+    return batch if into is None else into.keep(batch)
+
+
 def read_slice(batch_slice: BatchSlice, memory: BatchBuffers) -> dict[str, Any] | None:
-    """Read the batch into `memory`. Returns None if the slower way must make it. Raises MissingEntry."""
+    """Read the batch into `memory`. None if it must be put together of samples."""
     # Before the reads, which leave little of the interpreter in the CPU cache.
     beside: dict[str, Any] = {**batch_slice.plain}
-    beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in batch_slice.pairs.items()} | memory.keep(batch_slice.tensors)
+    beside |= {name: memory.keep_pairs(name, numbers) for name, numbers in batch_slice.sizes.items()} | memory.keep(batch_slice.clips)
     names = dict.fromkeys(name for values in batch_slice.extras for name in values)
     beside |= {name: [values.get(name) for values in batch_slice.extras] for name in names}
-    tensors = assemble(batch_slice.reader, batch_slice.parts, memory)
+    try:
+        tensors = assemble(batch_slice.reader, batch_slice.parts, memory)
+    except MissingEntry:
+        return None
     if tensors is None:
         return None
     batch = cast(tensors, batch_slice.dtype, memory) | beside
     return batch | memory.keep(constants_of(batch, batch_slice.blocks)) if batch_slice.blocks else batch
-
-
-@in_one_thread
-def read_or(batch_slice: BatchSlice | None, into: BatchBuffers | None, slower: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Read the batch of a slice, or make it in the slower way; in the buffers, if given."""
-    with suppress(MissingEntry):  # the slower way names what is missing, and the data set
-        batch = read_slice(batch_slice, into if into is not None else BatchBuffers()) if batch_slice is not None else None
-        if batch is not None:
-            return batch
-    batch = slower()
-    return batch if into is None else into.keep(batch)
 
 
 def join_slices(slices: Sequence[BatchSlice], indices: Sequence[Sequence[int]]) -> BatchSlice | None:
@@ -78,33 +86,25 @@ def join_slices(slices: Sequence[BatchSlice], indices: Sequence[Sequence[int]]) 
     first = slices[0]
     if len(slices) == 1 and list(indices[0]) == list(range(len(indices[0]))):
         return first
-    columns = [batch_slice.plain.keys() | batch_slice.pairs.keys() | batch_slice.tensors.keys() for batch_slice in slices]
-    if any(column != columns[0] or len(batch_slice.parts) != len(first.parts) for batch_slice, column in zip(slices, columns, strict=True)):
+    names = [each.plain.keys() | each.sizes.keys() | each.clips.keys() for each in slices]
+    if any(other != names[0] for other in names) or len({len(each.parts) for each in slices}) > 1:
         return None
-    parts = [_join_parts(those, indices) for those in zip(*(batch_slice.parts for batch_slice in slices), strict=True)]
-    known = [part for part in parts if part is not None]
-    if len(known) != len(parts):
+    parts = [_join_parts(those, indices) for those in zip(*(each.parts for each in slices), strict=True)]
+    joined = [part for part in parts if part is not None]
+    if len(joined) != len(parts):
         return None
-    pairs = {
-        name: _spread(
-            [list(zip(batch_slice.pairs[name][::2], batch_slice.pairs[name][1::2], strict=True)) for batch_slice in slices], indices
-        )
-        for name in first.pairs
-    }
-    tensors = {
-        name: torch.stack(_spread([batch_slice.tensors[name].unbind() for batch_slice in slices], indices)) for name in first.tensors
-    }
-    extras = [batch_slice.extras or [_NOTHING] * len(where) for batch_slice, where in zip(slices, indices, strict=True)]
-    has_one_reader = all(batch_slice.reader is first.reader for batch_slice in slices)
+    pairs = {name: [list(zip(each.sizes[name][::2], each.sizes[name][1::2], strict=True)) for each in slices] for name in first.sizes}
+    clips = {name: torch.stack(_spread([each.clips[name].unbind() for each in slices], indices)) for name in first.clips}
+    extras = [each.extras or [_NOTHING] * len(where) for each, where in zip(slices, indices, strict=True)]
+    has_one_reader = all(each.reader is first.reader for each in slices)
+    owners = {} if has_one_reader else {key: each.reader for each in slices for part in each.parts for key in part.keys}
     return BatchSlice(
-        first.reader
-        if has_one_reader
-        else _Readers({key: batch_slice.reader for batch_slice in slices for part in batch_slice.parts for key in part.keys}),
-        known,
-        {name: _spread([batch_slice.plain[name] for batch_slice in slices], indices) for name in first.plain},
-        {name: [number for pair in each for number in pair] for name, each in pairs.items()},
-        tensors,
-        _spread(extras, indices) if any(batch_slice.extras for batch_slice in slices) else (),
+        first.reader if has_one_reader else _SeveralStores(owners),
+        joined,
+        {name: _spread([each.plain[name] for each in slices], indices) for name in first.plain},
+        {name: [number for pair in _spread(those, indices) for number in pair] for name, those in pairs.items()},
+        clips,
+        _spread(extras, indices) if any(each.extras for each in slices) else (),
         first.blocks,
         first.dtype,
     )
@@ -130,7 +130,7 @@ def _without_samples(part: Part) -> list[Any]:
     return [type(part), *(getattr(part, one.name) for one in fields(part) if one.name not in {*_OF_SAMPLES, "shape"})]
 
 
-class _Readers:
+class _SeveralStores:
     """Several stores as one `EntryReader`. Each entry is looked up and read in a store whose data set needs it."""
 
     def __init__(self, owners: Mapping[Key, EntryReader]) -> None:

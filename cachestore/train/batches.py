@@ -174,13 +174,13 @@ class BucketBatchSampler:
         check_dealing(callers, seat)
         if not self._is_compared:
             self._compare(callers, seat, rounds)
-        ours = rounds[seat.first :: seat.step]
+        ours = rounds[seat.first :: seat.step]  # all that this process yields
         announce: Any = getattr(self._data, "announce", nullcontext)
         reading: Any = getattr(self._data, "reading", None)
-        own = rounds[seat.rank :: seat.replicas] if seat.rank is not None else rounds[:0]
+        of_rank = rounds[seat.rank :: seat.replicas] if seat.rank is not None else rounds[:0]
         # A worker gets the batches of this rank that are so far apart in `ours`.
         turn = getattr(self._data, "workers", 0) * (seat.replicas // seat.step)
-        with nullcontext() if reading is None else reading(rounds, own), announce(own):
+        with nullcontext() if reading is None else reading(rounds, of_rank), announce(of_rank):
             for number, batch in enumerate(ours):
                 self._yielded += 1
                 # A caller that takes exactly len(sampler) batches never sees the end, but wants the next epoch next.

@@ -74,7 +74,7 @@ def _refuse_default(samples: Sequence[SampleDict], **_registry: object) -> NoRet
 default_collate_fn_map[ReadSample] = _refuse_default
 
 
-def refuse_foreign(frame: FrameType | None) -> None:
+def refuse_foreign_collate(frame: FrameType | None) -> None:
     """Raise BadInput if samples are read, in this frame, for a DataLoader that would make the batch by a collate of transformers.
 
     That one drops values, and neither pads captions nor makes masks and constants, even where it can stack.

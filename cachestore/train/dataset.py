@@ -18,23 +18,22 @@ from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
-from cachestore.core.words import did_you_mean, plural
-from cachestore.store.format.catalog import list_generations, read_catalog
+from cachestore.core.words import plural
+from cachestore.store.format.catalog import read_catalog
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.opener import open_reader
 from cachestore.store.read.reader import Reader
-from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there
-from cachestore.train.batch_slice import BatchSlice, read_or
+from cachestore.store.read.unfinished import find_generation
+from cachestore.train.batch_slice import BatchSlice, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
+from cachestore.train.cells import Bucket
 from cachestore.train.check import check_model
-from cachestore.train.collate import SampleDict, collate, refuse_foreign
-from cachestore.train.columns import Bucket, complete_rows
+from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
 from cachestore.train.rows import RowReader
-from cachestore.train.selection import DataOptions, Selection, called, index_in
-from cachestore.train.wanted import check_variants, chosen_resolution
+from cachestore.train.selection import DataOptions, Selection, index_in
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -111,37 +110,46 @@ class CachedDataset(Dataset[SampleDict]):
             MissingExtra: for an address, the extra [objects] is not installed.
         """
         reader = open_reader(path, verify=verify, io=io, local=local, limit=limit)
-        generation = None if generation is None else as_whole("generation", generation, least=0)
-        resolution = None if resolution is None else as_whole("resolution", resolution, least=1)
-        seed, dtype = as_whole("seed", seed, least=0), as_dtype(dtype)
-        found = _find_generation(reader, as_text("name", name), generation)
-        policy = None if captions is None else CaptionPolicy.parse(captions)
-        if isinstance(fields, str):
-            raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
-        names = None if fields is None else frozenset(as_text("a field", one) for one in as_many("fields", fields, "a set of names"))
-        with _Naming(called(reader.layout, name)):
-            catalog = read_catalog(reader.layout.catalog(name, found), generation=found)
-            chosen = chosen_resolution(catalog, resolution)
-            check_variants(catalog)
-            is_pinned = generation is not None
-            options = DataOptions(reader.layout, name, found, latents, seed, is_pinned, policy, names, chosen, dtype=dtype)
-            self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
+        asked = None if generation is None else as_whole("generation", generation, least=0)
+        number = reader.bring_catalog(as_text("name", name), asked)  # of a store at an address
+        if number is None:
+            number = find_generation(reader.layout, name, asked)
+        options = DataOptions.parse(
+            reader.layout,
+            name,
+            number,
+            latents=latents,
+            captions=captions,
+            fields=fields,
+            dtype=dtype,
+            resolution=resolution,
+            seed=seed,
+            is_pinned=asked is not None,
+        )
+        with _Naming(options.called):
+            catalog = read_catalog(reader.layout.catalog(name, number), generation=number)
+            self._read_from(reader, Selection.of(catalog, options, Epoch()))
             self._selection.check_captions(reader.__contains__)
             reader.make_room_for(catalog, options.called)
 
-    def _show(self, reader: Reader, selection: Selection) -> "CachedDataset":
+    def _read_from(self, reader: Reader, selection: Selection) -> None:
         self._reader, self._selection = reader, selection
-        self._read, self._named = RowReader(reader, selection), _Naming(selection.options.called)
-        return self
+        self._rows, self._naming = RowReader(reader, selection), _Naming(selection.options.called)
+
+    def _with(self, selection: Selection) -> "CachedDataset":
+        """A data set of another selection of the same catalog. It shares the open files."""
+        other = CachedDataset.__new__(CachedDataset)
+        other._read_from(self._reader, selection)  # noqa: SLF001 - its own class
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         """Paths, options, the shared epoch, and what is known about all rows. No rows and no descriptors."""
-        return {"reader": self._reader, "selection": self._selection.handed_over()}
+        return {"reader": self._reader, "selection": self._selection.hand_over()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the same catalog in another process."""
         with _Naming(state["selection"]["options"].called):
-            self._show(state["reader"], Selection.taken_over(state["selection"], state["reader"].layout))
+            self._read_from(state["reader"], Selection.take_over(state["selection"], state["reader"].layout))
 
     def __repr__(self) -> str:
         root = self._reader.layout.shown
@@ -160,10 +168,10 @@ class CachedDataset(Dataset[SampleDict]):
 
         They are of the epoch that a BucketBatchSampler gave the indices, else of the data set's.
         """
-        refuse_foreign(inspect.currentframe())
+        refuse_foreign_collate(inspect.currentframe())
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
-        with self._named:
-            return self._read.samples(rows, epoch)
+        with self._naming:
+            return self._rows.samples(rows, epoch)
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
         """Make a batch: a plain dict of contiguous writable tensors and lists. Raises BadInput for no samples, or for mixed buckets."""
@@ -176,13 +184,13 @@ class CachedDataset(Dataset[SampleDict]):
         may read, each into its own buffers. Raises as `collate` and `__getitems__`; the contents of the buffers are then undefined.
         """
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
-        with self._named:
-            batch_slice = self._read.batch_slice(rows, epoch) if rows else None
-            return read_or(batch_slice, into, lambda: self.collate(self._read.samples(rows, epoch)))
+        with self._naming:
+            batch_slice = self._rows.batch_slice(rows, epoch) if rows else None
+            return read_slice_or_samples(batch_slice, into, lambda: self.collate(self._rows.samples(rows, epoch)))
 
     def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to load the entries of these samples, without waiting. Use it for the next batch. Only a hint."""
-        self._read.prefetch(self._selection.rows_at(indices), self._selection.epoch.of(indices))
+        self._rows.prefetch(self._selection.rows_at(indices), self._selection.epoch.of(indices))
 
     def can_prefetch(self, batches: int) -> bool:
         """Whether `prefetch` may be called for a batch that is so many batches later. Never for a store in a folder."""
@@ -200,8 +208,8 @@ class CachedDataset(Dataset[SampleDict]):
     def batch_slice(self, indices: Sequence[SupportsIndex]) -> BatchSlice | None:
         """Return the batch slice of these samples, at least one. None if they differ in their fields. Raises IndexError."""
         rows, epoch = self._selection.rows_at(indices), self._selection.epoch.of(indices)
-        with self._named:
-            return self._read.batch_slice(rows, epoch)
+        with self._naming:
+            return self._rows.batch_slice(rows, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose latents are drawn, here and in all DataLoader workers. Batches of a BucketBatchSampler have its epoch."""
@@ -217,8 +225,8 @@ class CachedDataset(Dataset[SampleDict]):
 
         Raises MissingEntry if the caption was not encoded, and BadInput without text, or if the encoder saw pictures with captions.
         """
-        with self._named:
-            return self.collate([self._read.outputs_of(caption)])
+        with self._naming:
+            return self.collate([self._rows.outputs_of(caption)])
 
     def select(self, samples: Iterable[SupportsIndex | str]) -> "CachedDataset":
         """Return a data set of these samples, given by index or id, in this order. It has buckets and shares the open files.
@@ -229,12 +237,11 @@ class CachedDataset(Dataset[SampleDict]):
             raise BadInput(f"select takes several samples; for one sample: data.select([{samples!r}])", option="samples")
         listed = as_many("samples", samples, "several indices or ids")
         indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
-        chosen = self._selection.only(np.asarray(indices, dtype=np.int64))
-        return CachedDataset.__new__(CachedDataset)._show(self._reader, chosen)  # noqa: SLF001 - its own class
+        return self._with(self._selection.select(np.asarray(indices, dtype=np.int64)))
 
     def with_dtype(self, dtype: torch.dtype | None) -> "CachedDataset":
         """Return this data set, cast to a dtype as with `dtype=`. It shares the epoch and the open files. Raises BadInput."""
-        return CachedDataset.__new__(CachedDataset)._show(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
+        return self._with(self._selection.cast(as_dtype(dtype)))
 
     def source_weights(self) -> tuple[list[float], list[list[int]]]:
         """By source: how often its samples come in an epoch (by `repeats` and `weight`), and their indices. Without sources, 1 for all.
@@ -255,7 +262,7 @@ class CachedDataset(Dataset[SampleDict]):
             RecipeMismatch: files differ or are missing; the message names them.
             BadInput: a path does not exist, or the data set was not made from model files.
         """
-        with self._named:
+        with self._naming:
             check_model(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
 
     @property
@@ -375,27 +382,3 @@ class _Naming:
         if isinstance(named, BadInput) and isinstance(error, BadInput):
             named.option = error.option
         return named
-
-
-def _find_generation(reader: Reader, name: str, generation: int | None) -> int:
-    found = reader.bring_catalog(name, generation)
-    if found is not None:
-        return found
-    layout = reader.layout
-    generations = list_generations(layout, name)
-    if not generations:
-        there = list_data_sets(layout)
-        if any(one.name == name for one in list_unfinished(layout)):
-            raise not_there(layout, name, there)
-        names = ", ".join(map(repr, there)) or "none"
-        raise BadInput(
-            f"{layout.root} has no data set {name!r}; it has {names} (`cachestore precompute --name` makes one, and"
-            f" {layout.command('status')} shows whether a pass is unfinished){did_you_mean(name, there)}",
-            option="name",
-        )
-    if generation is None:
-        return generations[-1]
-    if generation not in generations:
-        has = ", ".join(map(str, generations[-8:]))
-        raise BadInput(f"{called(layout, name)} has no generation {generation}; it has {has}", option="generation")
-    return generation

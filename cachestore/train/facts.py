@@ -1,4 +1,4 @@
-"""What a catalog says of its pictures and clips: how many are in each bucket, and how each one was fitted into its own. Needs no torch."""
+"""What a catalog says of its pictures and clips: how many are in each bucket, and what was cut off each. Needs no torch."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -59,15 +59,26 @@ def crop_of(cell: Cell) -> tuple[tuple[int, int], tuple[int, int, int, int]] | N
     return (resized[0], resized[1]), (left, top, right, bottom)
 
 
-def fit_of(cell: Cell) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """Return how many times longer a picture's sides became, the share of its area that was cut off, and at which sides."""
+class Cut(NamedTuple):
+    """What scaling and cropping made of a picture; None for what the catalog does not say."""
+
+    scale: float | None
+    """How many times longer its sides became."""
+    fraction: float | None
+    """How much of its area was cut off, 0 to 1."""
+    sides: tuple[str, ...]
+    """Where it was cut off: `left`, `right`, `top`, `bottom`."""
+
+
+def cut_of(cell: Cell) -> Cut:
+    """Return what was cut off a picture or clip when it was encoded."""
     crop, size = None, cell.facts.get("size", ())
     with suppress(ValueError):  # nonsense, which also keeps the original from being shown
         crop = crop_of(cell)
     if crop is None:
-        return None, None, ()
+        return Cut(None, None, ())
     (width, height), (left, top, right, bottom) = crop
     scale = max(width / size[0], height / size[1]) if len(size) == _SIDES and min(size) > 0 else None
     over = {"left": left, "right": width - right, "top": top, "bottom": height - bottom}
     kept = (min(right, width) - left) * (min(bottom, height) - top) / (width * height)
-    return scale, max(0.0, 1 - kept), tuple(side for side, pixels in over.items() if pixels > 0)
+    return Cut(scale, max(0.0, 1 - kept), tuple(side for side, pixels in over.items() if pixels > 0))

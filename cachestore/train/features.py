@@ -9,8 +9,8 @@ from cachestore.core.dtypes import TORCH_NAMES
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import TextBlock
 from cachestore.core.samples import MASK
+from cachestore.train.returned_columns import LATENTS, LatentsColumn
 from cachestore.train.selection import Selection
-from cachestore.train.wanted import LATENTS, LatentsColumn
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,8 +39,8 @@ def features_of(selection: Selection) -> dict[str, Feature]:
         found[LATENTS] = _latents(recipes[latents.column.fingerprint], latents, cast)
     if (masks := selection.masks) is not None:
         found[MASK] = Feature(cast or torch.float32, (None, 1, *[None] * (3 if masks.temporal_factor > 1 else 2)))
-    found |= {one.name: _latents(recipes[one.column.fingerprint], one, cast) for one in (*selection.conditions, *selection.shown)}
-    found |= {one.name: Feature(found[one.name].dtype, None) for one in selection.shown if one.name not in selection.stacked}
+    found |= {one.name: _latents(recipes[one.column.fingerprint], one, cast) for one in (*selection.conditions, *selection.controls)}
+    found |= {one.name: Feature(found[one.name].dtype, None) for one in selection.controls if one.name not in selection.stacked}
     for text in (*selection.embeds, *selection.texts):
         found |= _texts(recipes[text.column.fingerprint], text.block, cast)
     facts = frozenset[str]() if latents is None else latents.column.facts.keys()

@@ -13,7 +13,7 @@ from cachestore.core.arguments import as_word
 from cachestore.core.batch_shapes import LatentsAs, batch_shape, folded_shape, is_as_stored
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import digest_parts
-from cachestore.core.read_block import MASK_BITS, LatentsBlock, MaskBlock
+from cachestore.core.read_block import MASK_BITS, LatentsBlock
 from cachestore.train.texts import stored_tensor
 
 vector_math.settle()
@@ -22,18 +22,18 @@ _LOGVAR_LEAST, _LOGVAR_MOST = -30.0, 20.0
 """The bounds to which diffusers' DiagonalGaussianDistribution clamps the log-variance."""
 
 
-def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
+def check_form(block: LatentsBlock | None, form: LatentsAs) -> None:
     """Raise BadInput for an unknown form, or one that the stored latents cannot give. Without latents any known form is fine."""
-    as_word("latents", wanted, get_args(LatentsAs))
+    as_word("latents", form, get_args(LatentsAs))
     if block is None:
         return
-    if (wanted == "moments" and block.stored != "moments") or (wanted == "mean" and block.stored == "sample"):
+    if (form == "moments" and block.stored != "moments") or (form == "mean" and block.stored == "sample"):
         raise BadInput(
-            f"the store has only the {block.stored} of these latents, which is not enough for {wanted}; run `cachestore"
+            f"the store has only the {block.stored} of these latents, which is not enough for {form}; run `cachestore"
             " precompute --latents moments`",
             option="latents",
         )
-    if block.is_scaled and wanted == "raw":
+    if block.is_scaled and form == "raw":
         raise BadInput(
             "these latents were imported as another trainer normalised them, and are returned like that; to get raw ones, run"
             " `cachestore precompute` with their VAE",
@@ -41,27 +41,27 @@ def check_form(block: LatentsBlock | None, wanted: LatentsAs) -> None:
         )
 
 
-def read_latents(block: LatentsBlock, wanted: LatentsAs, stored: Mapping[str, torch.Tensor], seed: int = 0) -> torch.Tensor:
+def read_latents(block: LatentsBlock, form: LatentsAs, stored: Mapping[str, torch.Tensor], seed: int = 0) -> torch.Tensor:
     """Return the latents of one entry, without a batch axis. `seed` is used only to draw a sample; `stored` may be overwritten."""
     tensor = stored_tensor(stored, block.stored)
-    if is_as_stored(block, wanted):
+    if is_as_stored(block, form):
         return tensor
-    out = torch.empty(batch_shape(block, wanted, (1, *tensor.shape)), dtype=tensor.dtype)
+    out = torch.empty(batch_shape(block, form, (1, *tensor.shape)), dtype=tensor.dtype)
     masks = [stored_tensor(stored, MASK_BITS)] if block.mask_channels else ()
-    read_latents_into(block, wanted, tensor[None], [seed], out, masks=masks)
+    read_latents_into(block, form, tensor[None], [seed], out, masks=masks)
     return out[0]
 
 
 def read_latents_into(
     block: LatentsBlock,
-    wanted: LatentsAs,
+    form: LatentsAs,
     stored: torch.Tensor,
-    noise: Sequence[int],
+    seeds: Sequence[int],
     out: torch.Tensor,
     *,
     masks: Sequence[torch.Tensor] = (),
 ) -> None:
-    """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `noise` has a seed for each sample; `stored` may be overwritten.
+    """As `read_latents` for a whole batch `[B, ...]`, bit for bit. `seeds` are for the noise of each sample; `stored` may be overwritten.
 
     `masks` has the bits of each sample's mask, for a block with `mask_channels`.
     """
@@ -70,7 +70,7 @@ def read_latents_into(
         _normalise_into(block, stored, _behind_marks(block, out))
         return
     mean, logvar = torch.chunk(stored, 2, dim=1)
-    match wanted:
+    match form:
         case "raw" | "moments":
             out.copy_(mean)
         case "mean":
@@ -78,7 +78,7 @@ def read_latents_into(
         case "sample":
             drawn = out if out.shape == mean.shape else torch.empty(mean.shape, dtype=mean.dtype)
             generator = torch.Generator()
-            for row, seed in zip(drawn.unbind(), noise, strict=True):
+            for row, seed in zip(drawn.unbind(), seeds, strict=True):
                 row.normal_(generator=generator.manual_seed(seed))
             std = logvar.clamp_(_LOGVAR_LEAST, _LOGVAR_MOST).mul_(0.5).exp_()
             _normalise_into(block, drawn.mul_(std).add_(mean), out)
@@ -147,12 +147,12 @@ def mask_shape(shape: Sequence[int], patch: int, *, has_frames: bool = False) ->
     return (*before, *([1] if has_frames and len(before) == 1 else ()), height // patch, width // patch)
 
 
-def read_mask(block: MaskBlock, stored: Mapping[str, torch.Tensor], patch: int, *, has_frames: bool = False) -> torch.Tensor:
-    """Return the mask of an entry, stored as uint8: float32 in 0..1, the mean of each patch, in the shape of `mask_shape`.
+def read_mask(name: str, stored: Mapping[str, torch.Tensor], patch: int, *, has_frames: bool = False) -> torch.Tensor:
+    """Return the mask of an entry, stored under this name as uint8: float32 in 0..1, the mean of each patch, in the shape of `mask_shape`.
 
     Raises FormatError if the entry has no mask.
     """
-    mask = stored_tensor(stored, block.stored)
+    mask = stored_tensor(stored, name)
     out = torch.empty(mask_shape(mask.shape, patch, has_frames=has_frames), dtype=torch.float32)
     read_masks_into(mask[None], patch, out[None])
     return out

@@ -33,16 +33,16 @@ class Loader(DataLoader[Any]):
     def __init__(self, data: Batched, source: Prefetcher, sampler: BucketBatchSampler, *, is_shared: bool, **options: Any) -> None:
         """Use `make_loader` instead. `source` reads `data`, and `sampler` is one over `source`."""
         super().__init__(source, batch_sampler=sampler, collate_fn=source.collate, **options)  # pyright: ignore[reportUnknownMemberType]
-        self._cached = data
+        self._data = data
         self._is_shared = is_shared
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Yield the batches of this rank. Raises BadInput if ranks might read different catalogs, and as the sampler's iteration."""
         if self._is_shared and find_ranks().world_size > 1:
-            _refuse_unpinned(self._cached)
+            _refuse_unpinned(self._data)
         sampler = self.batch_sampler
         batches: Iterator[Batch]
-        if self.num_workers and getattr(self._cached, "not_encoded", ""):  # it is encoded in this process, so no worker reads it
+        if self.num_workers and getattr(self._data, "not_encoded", ""):  # it is encoded in this process, so no worker reads it
             source: Any = self.dataset
             batches = (source.collate(source.__getitems__(indices)) for indices in sampler)
         else:
@@ -53,7 +53,7 @@ class Loader(DataLoader[Any]):
         sampler.count_delivered(None)
 
     def __repr__(self) -> str:
-        return f"Loader({self._cached!r}, num_workers={self.num_workers})"
+        return f"Loader({self._data!r}, num_workers={self.num_workers})"
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""

@@ -20,9 +20,9 @@ from cachestore.core.arguments import as_many, as_number, as_whole, refuse
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_parts
 from cachestore.core.words import plural
-from cachestore.train.batch_slice import join_slices, read_or
+from cachestore.train.batch_slice import join_slices, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
-from cachestore.train.collate import SampleDict, collate, refuse_foreign
+from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.dataset import Bucket, CachedDataset
 from cachestore.train.epoch import Epoch
 from cachestore.train.order import Indices, permutation
@@ -162,10 +162,10 @@ class MixedDataset(Dataset[SampleDict]):
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[SampleDict]:
         """Return many samples of this epoch, with one read for each data set. No indices give an empty list."""
-        refuse_foreign(inspect.currentframe())
+        refuse_foreign_collate(inspect.currentframe())
         found: dict[int, SampleDict] = {}
-        for number, wanted, inner in self._by_owner(indices):
-            found |= zip(wanted, self.datasets[number].__getitems__(inner), strict=True)
+        for number, positions, inner in self._by_owner(indices):
+            found |= zip(positions, self.datasets[number].__getitems__(inner), strict=True)
         return [found[index] for index in range(len(indices))]
 
     def collate(self, samples: Sequence[SampleDict]) -> dict[str, Any]:
@@ -174,14 +174,14 @@ class MixedDataset(Dataset[SampleDict]):
 
     def read_batch(self, indices: Sequence[SupportsIndex], *, into: BatchBuffers | None = None) -> dict[str, Any]:
         """As `CachedDataset.read_batch`. An entry that several of the stores have is read from one of them."""
-        slices = [(self.datasets[number].batch_slice(inner), wanted) for number, wanted, inner in self._by_owner(indices)]
-        there = [batch_slice for batch_slice, _wanted in slices if batch_slice is not None]
-        batch_slice = join_slices(there, [wanted for _slice, wanted in slices]) if slices and len(there) == len(slices) else None
-        return read_or(batch_slice, into, lambda: self.collate(self.__getitems__(indices)))
+        slices = [(self.datasets[number].batch_slice(inner), positions) for number, positions, inner in self._by_owner(indices)]
+        there = [batch_slice for batch_slice, _positions in slices if batch_slice is not None]
+        batch_slice = join_slices(there, [positions for _slice, positions in slices]) if slices and len(there) == len(slices) else None
+        return read_slice_or_samples(batch_slice, into, lambda: self.collate(self.__getitems__(indices)))
 
     def prefetch(self, indices: Sequence[SupportsIndex]) -> None:
         """Ask the system to read the entries of these samples into memory, without waiting."""
-        for number, _wanted, inner in self._by_owner(indices):
+        for number, _positions, inner in self._by_owner(indices):
             self.datasets[number].prefetch(inner)
 
     def can_prefetch(self, batches: int) -> bool:
@@ -211,16 +211,16 @@ class MixedDataset(Dataset[SampleDict]):
         at = [range(len(self))[operator.index(index)] for index in indices]
         owners, inner = self._owners[at], self._at(at, self._epoch.of(indices))
         for number in np.unique(owners).tolist():
-            wanted = np.flatnonzero(owners == number)
-            yield number, wanted.tolist(), same_epoch(inner[wanted].tolist(), indices)
+            positions = np.flatnonzero(owners == number)
+            yield number, positions.tolist(), same_epoch(inner[positions].tolist(), indices)
 
     def _at(self, indices: Sequence[int], epoch: int) -> Indices:
         found = self._samples[indices]
-        wanted = np.asarray(indices, dtype=np.int64)
+        numbers = np.asarray(indices, dtype=np.int64)
         for turns in self._turns:
-            inside = np.flatnonzero((wanted >= turns.start) & (wanted < turns.start + turns.count))
+            inside = np.flatnonzero((numbers >= turns.start) & (numbers < turns.start + turns.count))
             if len(inside):
-                found[inside] = turns.of_epoch(epoch)[wanted[inside] - turns.start]
+                found[inside] = turns.of_epoch(epoch)[numbers[inside] - turns.start]
         return found
 
     def set_epoch(self, epoch: int) -> None:

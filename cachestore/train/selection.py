@@ -9,41 +9,49 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cachestore.core import system
-from cachestore.core.arguments import as_text, refuse
+from cachestore.core.arguments import as_many, as_text, as_whole, refuse
 from cachestore.core.batch_shapes import SIZES, LatentsAs
-from cachestore.core.captions import CaptionPolicy
+from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.inputs import IMAGES, SOURCE, SOURCE_WEIGHT, caption_key
 from cachestore.core.keys import Key, Recipe, digest_parts
 from cachestore.core.samples import MASK
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
-from cachestore.files.table import take
+from cachestore.files.table import Strings, take
 from cachestore.store.format.catalog import Catalog, open_catalog
-from cachestore.train.columns import NO_EXTRAS, Bucket, bucket_groups, control_keys, has_extras, is_one_a_bucket, variant_keys
+from cachestore.train.cast import as_dtype
+from cachestore.train.cells import Bucket, bucket_groups, can_be_stacked, complete_rows, variant_keys
 from cachestore.train.epoch import Epoch
 from cachestore.train.latents import check_form
 from cachestore.train.order import turn_of
-from cachestore.train.wanted import (
+from cachestore.train.returned_columns import (
     LATENTS,
     TextColumn,
+    check_variants,
     chosen_fields,
+    chosen_resolution,
     condition_columns,
+    control_columns,
+    count_variants,
     mask_column,
-    shown_columns,
     text_columns,
     trained_column,
-    variants_of,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 SAMPLE_ID: Final = "sample_id"
+_NO_EXTRAS: Final = "{}"
+"""The catalog's text for a sample without extra columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +68,42 @@ class DataOptions:
     captions: CaptionPolicy | None
     fields: frozenset[str] | None
     resolution: int | None = None
-    """None if there is only one."""
-    selection: NDArray[np.int64] | None = None
+    """The one that is asked for; of a selection None if there is only one."""
+    part: NDArray[np.int64] | None = None
     """Indices of the chosen samples among the complete ones; None for all."""
     dtype: torch.dtype | None = None
     """The dtype of floating point tensors; None for the stored one."""
+
+    @classmethod
+    def parse(
+        cls,
+        layout: Layout,
+        name: str,
+        generation: int,
+        *,
+        latents: LatentsAs,
+        captions: CaptionPolicy | Choose | None,
+        fields: Collection[str] | None,
+        dtype: torch.dtype | None,
+        resolution: int | None,
+        seed: int,
+        is_pinned: bool,
+    ) -> "Self":
+        """Parse the arguments of a CachedDataset. Raises BadInput."""
+        if isinstance(fields, str):
+            raise BadInput(f"fields must be a set of names: fields={{{fields!r}}}", option="fields")
+        return cls(
+            layout,
+            name,
+            generation,
+            latents,
+            as_whole("seed", seed, least=0),
+            is_pinned,
+            captions=None if captions is None else CaptionPolicy.parse(captions),
+            fields=None if fields is None else frozenset(as_text("a field", one) for one in as_many("fields", fields, "a set of names")),
+            resolution=None if resolution is None else as_whole("resolution", resolution, least=1),
+            dtype=as_dtype(dtype),
+        )
 
     @property
     def called(self) -> str:
@@ -78,12 +117,12 @@ def called(layout: Layout, name: str) -> str:
 
 
 class Chosen(NamedTuple):
-    """The samples of a batch, by column."""
+    """The samples of a batch in an epoch, by column."""
 
     rows: Sequence[int]
     ids: list[str]
-    texts: Sequence[int | None]
-    """Index of the caption of each sample in an epoch; None for the empty one."""
+    captions: Sequence[int | None]
+    """Number of each sample's caption; None for the empty one."""
     variants: Sequence[int]
     """Number of the picture's variant for each sample."""
 
@@ -99,37 +138,53 @@ class Selection:
         self.epoch = epoch
         self.catalog = catalog
         self.complete = complete
-        self.rows = complete if options.selection is None else complete[options.selection]
+        self.rows = complete if options.part is None else complete[options.part]
         self.row_numbers: memoryview[int] = self.rows.data
         """The same rows, faster to read a few at a time."""
         resolution, form = options.resolution, options.latents
         self.pictures = trained_column(catalog, resolution, form)
         """The column that buckets come from, even if it is not returned."""
-        texts, pictures, shown = text_columns(catalog), self.pictures, shown_columns(catalog, resolution, form)
+        texts, pictures, controls = text_columns(catalog), self.pictures, control_columns(catalog, resolution, form)
         masks, (conditions, embeds) = mask_column(catalog, resolution, pictures), condition_columns(catalog, resolution)
-        made = {name for name, column in ((LATENTS, pictures), (MASK, masks)) if column is not None}
-        self.fields = chosen_fields([*texts, *embeds], made | {one.name for one in (*shown, *conditions)}, options.fields)
+        of_pictures = {name for name, column in ((LATENTS, pictures), (MASK, masks)) if column is not None}
+        of_pictures |= {one.name for one in (*controls, *conditions)}
+        self.fields = chosen_fields([*texts, *embeds], of_pictures, options.fields)
         self.texts = self._returned(texts)
         self.embeds = self._returned(embeds)
         """Embeddings of images, whose variants are those of the picture or video."""
         self.latents = pictures if LATENTS in self.fields else None
         self.conditions = [one for one in conditions if one.name in self.fields]
-        self.shown = [one for one in shown if one.name in self.fields]
+        self.controls = [one for one in controls if one.name in self.fields]
         """Latents of control images and references, of which a sample may have several."""
         self.masks = masks if MASK in self.fields else None
-        self.variants = variants_of(catalog, pictures, resolution)
+        self.variant_counts = count_variants(catalog, pictures, resolution)
         """Number of variants of each picture, or of clips of each video; an array by row if these differ."""
         check_form(None if self.latents is None else self.latents.block, form)
         if stacked is None:
-            own = pictures.column if pictures is not None else None
-            stacked = frozenset(one.name for one in self.shown if is_one_a_bucket(one.column, own, self.rows))
+            decides = pictures.column if pictures is not None else None
+            stacked = frozenset(one.name for one in self.controls if can_be_stacked(one.column, decides, self.rows))
         self.stacked = stacked
-        """The names of `shown` of which each sample has exactly one, so that they can be stacked."""
-        self.has_extras = has_extras(catalog.extras)
-        self.encoded = CaptionPolicy() if options.captions is None else _encoded_for(catalog)
+        """The names of `controls` of which each sample has exactly one, so that they can be stacked."""
+        extras = catalog.extras
+        if isinstance(extras, Strings):
+            self.has_extras = extras.size_bytes > len(_NO_EXTRAS) * len(extras)  # any other text is longer
+        else:
+            self.has_extras = any(text != _NO_EXTRAS for text in extras)
+        self.encoded = CaptionPolicy()
+        """The policy with which the catalog was encoded, if there is one to choose captions."""
+        if options.captions is not None:  # if the catalog does not record it: "all" if a sample has several captions, else "first"
+            has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
+            self.encoded = CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
 
-    def handed_over(self) -> dict[str, Any]:
-        """What `taken_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
+    @classmethod
+    def of(cls, catalog: Catalog, options: DataOptions, epoch: Epoch) -> "Selection":
+        """Select all complete rows, at the resolution that is asked for. Raises BadInput, FormatError."""
+        check_variants(catalog)
+        options = replace(options, resolution=chosen_resolution(catalog, options.resolution))
+        return cls(catalog, complete_rows(catalog), options, epoch)
+
+    def hand_over(self) -> dict[str, Any]:
+        """What `take_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
         complete = None if len(self.complete) == len(self.catalog) else self.complete
         return {
             "options": self.options,
@@ -140,7 +195,7 @@ class Selection:
         }
 
     @classmethod
-    def taken_over(cls, state: Mapping[str, Any], layout: Layout) -> "Selection":
+    def take_over(cls, state: Mapping[str, Any], layout: Layout) -> "Selection":
         """Open the same catalog. It was checked already, so rows are read when they are used. Raises FormatError for another catalog."""
         options: DataOptions = state["options"]
         path = layout.catalog(options.name, options.generation)
@@ -151,21 +206,21 @@ class Selection:
     @property
     def recipes(self) -> dict[str, Recipe]:
         """By encoder, the recipes of the returned tensors."""
-        returned = (*self.texts, self.latents, *self.conditions, *self.embeds, *self.shown)
+        returned = (*self.texts, self.latents, *self.conditions, *self.embeds, *self.controls)
         return {part.column.encoder: self.catalog.recipes[part.column.fingerprint] for part in returned if part is not None}
 
     @property
     def has_lists(self) -> bool:
         """Whether samples have lists of control latents or references, as not each has exactly one."""
-        return any(one.name not in self.stacked for one in self.shown)
+        return any(one.name not in self.stacked for one in self.controls)
 
     def _returned(self, columns: Sequence[TextColumn]) -> list[TextColumn]:
         return [replace(one, block=one.block.only(self.fields)) for one in columns if set(one.block.fields()) & self.fields]
 
-    def only(self, indices: NDArray[np.int64]) -> "Selection":
+    def select(self, indices: NDArray[np.int64]) -> "Selection":
         """The samples at these indices, with their own epoch. Controls keep the form of the whole, so that parts can be mixed."""
-        chosen = indices if self.options.selection is None else self.options.selection[indices]
-        options = replace(self.options, selection=chosen)
+        part = indices if self.options.part is None else self.options.part[indices]
+        options = replace(self.options, part=part)
         return Selection(self.catalog, self.complete, options, Epoch(self.epoch.get()), stacked=self.stacked)
 
     def cast(self, dtype: torch.dtype | None) -> "Selection":
@@ -187,13 +242,13 @@ class Selection:
         if any(list(text.column.at) != list(self.catalog.captions_at) for text in self.texts):
             raise FormatError("it does not have one entry for each caption; run `cachestore precompute` again")
         if policy.dropout:
-            self.check_alone()
+            self.refuse_text_of_pictures()
         if policy.dropout and not all(holds(key_of_caption(text, "")) for text in self.texts):
             raise MissingEntry(
                 "the caption policy drops captions, but the empty caption is not encoded; run `cachestore precompute` with it as --captions"
             )
 
-    def check_alone(self) -> None:
+    def refuse_text_of_pictures(self) -> None:
         """Raise BadInput if text encoders saw each sample's pictures, so that captions have no embeddings of their own."""
         if not any(IMAGES in text.column.options for text in self.texts):
             return
@@ -208,8 +263,8 @@ class Selection:
         options, digest = self.options, self.catalog.digest
         if options.resolution is not None:
             digest = digest_parts("cachestore-resolution", digest, str(options.resolution)).hex()
-        if options.selection is not None:
-            digest = digest_parts("cachestore-selection", digest, options.selection.astype("<i8").tobytes()).hex()
+        if options.part is not None:
+            digest = digest_parts("cachestore-selection", digest, options.part.astype("<i8").tobytes()).hex()
         return digest
 
     @property
@@ -238,20 +293,20 @@ class Selection:
             indices.setdefault(owner, []).append(index)
         return [weight for _source, weight in indices], list(indices.values())
 
-    def rows_at(self, wanted: Sequence[SupportsIndex]) -> list[int]:
+    def rows_at(self, indices: Sequence[SupportsIndex]) -> list[int]:
         """The rows of these samples. Raises IndexError if there is no such sample, BadInput if it is not an index."""
         rows = self.row_numbers
-        indices: list[int] = []
+        numbers: list[int] = []
         try:
-            indices += map(operator.index, wanted)
-            return list(map(rows.__getitem__, indices))
+            numbers += map(operator.index, indices)
+            return list(map(rows.__getitem__, numbers))
         except TypeError:
-            for index in wanted:
+            for index in indices:
                 index_in(index, len(rows))  # raises, and names it
             raise
         except IndexError:
             count = len(rows)
-            outside = next(index for index in indices if not -count <= index < count)
+            outside = next(number for number in numbers if not -count <= number < count)
             raise IndexError(f"{self.options.called} has {plural(count, 'sample')}, but none at {outside}: the first is at 0") from None
 
     @cached_property
@@ -275,68 +330,58 @@ class Selection:
             raise MissingEntry(
                 f"sample {sample_id!r} of {self.options.called} could not be encoded completely; run {command} for the reason"
             )
-        whose = "this part of " if self.options.selection is not None else ""
+        whose = "this part of " if self.options.part is not None else ""
         listed = f"`data.ids` lists them, the first is {next(iter(self.ids), None)!r}"
         raise BadInput(f"{whose}{self.options.called} has no sample {sample_id!r}; {listed}")
 
-    def choose(self, rows: Sequence[int], epoch: int | None = None) -> Chosen:
-        """The ids, captions and variants of these rows in an epoch, by default the data set's."""
+    def choose(self, rows: Sequence[int], epoch: int) -> Chosen:
+        """The ids, captions and variants of these rows in an epoch."""
         ids = take(self.catalog.ids, rows)
-        epoch = self.epoch.get() if epoch is None else epoch
         policy, at, seed = self.options.captions, self.catalog.captions_at, self.options.seed
-        texts: list[int | None] = [0] * len(rows)
+        captions: list[int | None] = [0] * len(rows)
         if policy is not None:
-            texts = [
+            captions = [
                 policy.index(at[row + 1] - at[row], self.encoded, seed=seed, epoch=epoch, sample_id=sample_id)
                 for row, sample_id in zip(rows, ids, strict=True)
             ]
-        if isinstance(self.variants, int) and self.variants == 1:
-            return Chosen(rows, ids, texts, [0] * len(rows))
-        each: list[int] = [self.variants] * len(rows) if isinstance(self.variants, int) else self.variants[list(rows)].tolist()
-        turns = [turn_of(variants, epoch, "views", str(seed), sample_id) for variants, sample_id in zip(each, ids, strict=True)]
-        return Chosen(rows, ids, texts, turns)
+        if isinstance(self.variant_counts, int) and self.variant_counts == 1:
+            return Chosen(rows, ids, captions, [0] * len(rows))
+        each = self.variant_counts
+        counts: list[int] = [each] * len(rows) if isinstance(each, int) else each[list(rows)].tolist()
+        variants = [turn_of(count, epoch, "views", str(seed), sample_id) for count, sample_id in zip(counts, ids, strict=True)]
+        return Chosen(rows, ids, captions, variants)
 
-    def row_keys(self, chosen: Chosen) -> list[list[Key | None]]:
-        """For each row, the keys of the returned columns: texts, latents, masks, conditions, embeds, shown images. None without a cell."""
-        columns = [part.column for part in (self.latents, self.masks, *self.conditions, *self.embeds) if part is not None]
-        rows: list[list[Key | None]] = []
-        for row, _id, text, variant in zip(*chosen, strict=True):
-            keys = [next(iter(self.text_keys(one, [row], [text])), None) for one in self.texts]
-            keys += [next(iter(variant_keys(column, [row], [variant])), None) for column in columns]
-            rows.append([*keys, *(key for one in self.shown for key in control_keys(one.column, row, variant))])
-        return rows
-
-    def text_keys(self, texts: TextColumn, rows: Sequence[int], chosen: Sequence[int | None]) -> list[Key]:
-        """The key of the chosen caption of each row, or of the empty caption. Skips rows without captions."""
-        column = texts.column
+    def text_keys(self, text: TextColumn, chosen: Chosen) -> list[Key]:
+        """The key of each row's chosen caption, or of the empty caption. Skips rows without captions."""
+        column, rows = text.column, chosen.rows
         if self.options.captions is None:
             return variant_keys(column, rows, [0] * len(rows))
-        having = [(row, text) for row, text in zip(rows, chosen, strict=True) if column.count(row)]
-        return [key_of_caption(texts, "") if text is None else Key(column.keys[column.at[row] + text]) for row, text in having]
+        having = [(row, number) for row, number in zip(rows, chosen.captions, strict=True) if column.count(row)]
+        return [key_of_caption(text, "") if number is None else Key(column.keys[column.at[row] + number]) for row, number in having]
 
-    def captions(self, rows: Sequence[int], chosen: Sequence[int | None]) -> list[str]:
+    def captions_of(self, chosen: Chosen) -> list[str]:
         """The captions of the embeddings."""
-        at = self.catalog.captions_at
+        at, rows = self.catalog.captions_at, chosen.rows
         firsts = [at[row] for row in rows]
         if self.options.captions is None and all(map(operator.lt, firsts, [at[row + 1] for row in rows])):
             return take(self.catalog.captions, firsts)
-        found = zip(map(self.catalog.row_captions, rows), chosen, strict=True)
-        return [captions[text] if text is not None and captions else "" for captions, text in found]
+        those = zip(map(self.catalog.row_captions, rows), chosen.captions, strict=True)
+        return [captions[number] if number is not None and captions else "" for captions, number in those]
 
-    def extras_beside(self, rows: Sequence[int], made: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        """The extra columns of each sample; empty if none has any. Raises BadInput for a name that the batch uses itself."""
+    def extras_beside(self, rows: Sequence[int], names: Collection[str]) -> Sequence[Mapping[str, Any]]:
+        """The extra columns of each sample; empty if none has any. Raises BadInput for one of these names, or another that a batch has."""
         texts = take(self.catalog.extras, rows)
-        if all(text == NO_EXTRAS for text in texts):
+        if all(text == _NO_EXTRAS for text in texts):
             return ()
-        found: list[dict[str, Any]] = [json.loads(text) for text in texts]
-        taken = {*made, *SIZES, *(name for text in (*self.texts, *self.embeds) for name in text.block.names())}
-        for row, extras in zip(rows, found, strict=True):
-            if clash := sorted(taken.intersection(extras)):
+        columns: list[dict[str, Any]] = [json.loads(text) for text in texts]
+        used = {*names, *SIZES, *(name for text in (*self.texts, *self.embeds) for name in text.block.names())}
+        for row, extras in zip(rows, columns, strict=True):
+            if clash := sorted(used.intersection(extras)):
                 raise BadInput(
                     f"sample {self.catalog.ids[row]!r} has its own column {clash[0]!r}, but a batch uses that name itself; rename"
                     " the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
                 )
-        return found
+        return columns
 
     @cached_property
     def groups(self) -> Mapping[Bucket, Sequence[int]]:
@@ -348,15 +393,9 @@ class Selection:
         return bucket_groups(self.pictures.column, self.rows)
 
 
-def key_of_caption(texts: TextColumn, caption: str) -> Key:
+def key_of_caption(text: TextColumn, caption: str) -> Key:
     """The key of a caption for this text encoder, encoded or not."""
-    return caption_key(texts.column.fingerprint, caption)
-
-
-def _encoded_for(catalog: Catalog) -> CaptionPolicy:
-    """The policy with which a catalog was encoded. If it is not recorded: "all" if a sample has several captions, else "first"."""
-    has_several = bool((np.diff(np.asarray(catalog.captions_at, dtype=np.int64)) > 1).any())
-    return CaptionPolicy.parse(catalog.texts or ("all" if has_several else "first"))
+    return caption_key(text.column.fingerprint, caption)
 
 
 def index_in(index: SupportsIndex, count: int) -> int:

@@ -15,7 +15,7 @@ from cachestore.sources.files import Files
 from cachestore.sources.reading import CaptionLines
 from cachestore.sources.remarks import Remarks
 from cachestore.trainers.format import Format
-from cachestore.trainers.matching import Added, same_words, visual_of
+from cachestore.trainers.matching import CaptionSettings, same_words, visual_of
 
 SUFFIXES: Final = (".txt", ".caption")
 _MARK: Final = "\ufeff"
@@ -36,11 +36,11 @@ def text_beside(files: Files, reference: str) -> str | None:
 class EncodedCaptions:
     """Compares the captions of a source with those that a trainer read from the same files and encoded."""
 
-    wanted: Format
+    format: Format
     files: Files | None
     """The source's files, if its captions are in separate files; else None."""
     caption_lines: CaptionLines
-    added: Added
+    added: CaptionSettings
     read_as: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """For each caption, the forms in which the trainer reads it, with its own white space."""
     cut: list[str] = field(default_factory=list[str])
@@ -48,15 +48,15 @@ class EncodedCaptions:
     other: list[str] = field(default_factory=list[str])
     """Ids of samples for which the trainer encoded other words than the source has."""
 
-    def take(self, sample: Sample) -> tuple[str, ...]:
+    def as_encoded(self, sample: Sample) -> tuple[str, ...]:
         """Return a sample's captions for the data set: the source's own, or what the trainer encoded if the words differ."""
         text = self._text_of(sample)
-        if self.wanted.captions_of is None or not sample.captions or (text is None and self.wanted.changes_only_caption_files):
+        if self.format.captions_of is None or not sample.captions or (text is None and self.format.changes_only_caption_files):
             return sample.captions
         whole = sample.captions[0]
-        read = self.wanted.captions_of(whole if text is None else text, self.added)
+        read = self.format.captions_of(whole if text is None else text, self.added)
         captions = sample.captions
-        if self.wanted.is_one_caption:  # written as in the source if only white space differs
+        if self.format.is_one_caption:  # written as in the source if only white space differs
             same = next((one.strip() for one in (whole, *whole.splitlines()) if same_words(one, read[0])), None)
             if same is None:
                 self.other.append(sample.id)
@@ -80,12 +80,12 @@ class EncodedCaptions:
         """Yield remarks on captions that differ from the source's."""
         if self.cut:
             yield (
-                f"{plural(len(self.cut), 'caption has', 'captions have')} several lines. {self.wanted.name} encodes only the first line, so"
+                f"{plural(len(self.cut), 'caption has', 'captions have')} several lines. {self.format.name} encodes only the first line, so"
                 f" this import does too ({first_of(self.cut)}): pass {option('caption_lines', 'first')} if you run precompute with the same"
                 f" {option('name')}"
             )
         if self.other:
             yield (
-                f"{plural(len(self.other), 'caption file has', 'caption files have')} other words than {self.wanted.name} encoded; the"
+                f"{plural(len(self.other), 'caption file has', 'caption files have')} other words than {self.format.name} encoded; the"
                 f" import keeps what was encoded ({first_of(self.other)})"
             )

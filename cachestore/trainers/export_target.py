@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -187,7 +187,10 @@ def remove_export(folder: str | Path, trainer: str | None = None, *, apply: bool
             removed[one.format] += 1
             size_bytes += size
     if apply:
-        _remove_empty(root, ours)
+        folders = {parent for path in ours for parent in Path(path).parents if parent != Path()}
+        for sub_folder in sorted(folders, key=lambda one: -len(one.parts)):
+            with suppress(OSError):  # it has other files, is gone, or is a link
+                (root / sub_folder).rmdir()
         target.forget(set(ours) - set(kept))
     return RemovedExport(apply, str(root), removed.total(), dict(sorted(removed.items())), size_bytes, gone, kept)
 
@@ -202,13 +205,6 @@ def _removable(root: Path, path: str, digest: str) -> tuple[str | None, int]:
     if found is None:
         return None, 0
     return ("" if found == digest else "it was changed after the export"), final.lstat().st_size
-
-
-def _remove_empty(root: Path, paths: Iterable[str]) -> None:
-    folders = {parent for path in paths for parent in Path(path).parents if parent != Path()}
-    for folder in sorted(folders, key=lambda one: -len(one.parts)):
-        with suppress(OSError):  # it has other files, is gone, or is a link
-            (root / folder).rmdir()
 
 
 def _digest_there(path: Path) -> str | None:

@@ -20,7 +20,7 @@ from cachestore.trainers.caption_files import text_beside
 from cachestore.trainers.export_layout import STEP, ExportLayout
 from cachestore.trainers.exported import ExportVariant, Named
 from cachestore.trainers.learned_buckets import learned_buckets
-from cachestore.trainers.matching import Added, same_words
+from cachestore.trainers.matching import CaptionSettings, same_words
 
 
 @dataclass
@@ -98,11 +98,11 @@ class TrainerUse:
         return replace(named, read_as=read)
 
     @cached_property
-    def added(self) -> Added:
+    def added(self) -> CaptionSettings:
         """The trigger word (or prefix) and the default caption that were added to the text of caption files."""
         hints: Mapping[str, Any] = {} if self.layout.captions is None else self.layout.catalog.request.get(self.layout.captions.encoder, {})
         prefix = str(self.layout.catalog.texts.get("prefix", "")).strip() or None
-        return Added(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
+        return CaptionSettings(hints.get("trigger_word") or prefix, hints.get("caption") if "trigger_word" in hints else None)
 
     def left_out(self) -> Iterator[str]:
         """Yield what the format cannot hold, in words: control images, videos, text, further captions of a picture."""

@@ -14,11 +14,11 @@ from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, nami
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
-from cachestore.core.words import first_of, in_short
+from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
-from cachestore.store.format.catalog import Catalog, list_generations, read_catalog
+from cachestore.store.format.catalog import Catalog, read_catalog
 from cachestore.store.read.reader import Reader
-from cachestore.store.read.unfinished import list_data_sets, not_there
+from cachestore.store.read.unfinished import find_generation
 from cachestore.trainers.containers import write_npz, write_safetensors
 from cachestore.trainers.export_layout import ExportLayout
 from cachestore.trainers.export_target import Target
@@ -128,16 +128,25 @@ def export_cache(
     leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
     if format == WEBDATASET:
         refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
-        return _export_tars(store, name, generation, Target(folder, WEBDATASET, may_replace=replace))
-    wanted, writing = exported_format(format)
+        target = Target(folder, WEBDATASET, may_replace=replace)
+        with Reader(store) as reader:
+            tars = TarExport(reader, _catalog(reader, name, generation))
+            tars.write(target)
+            check_for_reading(reader.layout)
+        return _report(target, tars.catalog, tars.failures)
+    cache_format, writing = exported_format(format)
     if unknown := sorted(set(leave_out) - set(LEAVABLE)):
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can", option="leave_out")
-    given = None if family is None else family_named(family)
+    asked_family = None if family is None else family_named(family)
     with Reader(store) as reader:
         catalog = _catalog(reader, name, generation)
-        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", wanted.name, "-o", str(folder)])
-        layout = ExportLayout(catalog, wanted, writing, given, resolution_only, variant_only, leave_out, command)
-        target, values, use = Target(folder, wanted.name, may_replace=replace), ExportValues(reader, layout), TrainerUse(layout, folder)
+        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", cache_format.name, "-o", str(folder)])
+        layout = ExportLayout(catalog, cache_format, writing, asked_family, resolution_only, variant_only, leave_out, command)
+        target, values, use = (
+            Target(folder, cache_format.name, may_replace=replace),
+            ExportValues(reader, layout),
+            TrainerUse(layout, folder),
+        )
         failures = _Export(layout, values, use, target).write()
         return changed(
             _report(target, catalog, failures),
@@ -147,14 +156,6 @@ def export_cache(
             remarks=tuple(use.remarks()),
             trainer_settings=tuple(trainer_settings(use)),
         )
-
-
-def _export_tars(store: Path, name: str, generation: int | None, target: Target) -> ExportReport:
-    with Reader(store) as reader:
-        export = TarExport(reader, _catalog(reader, name, generation))
-        export.write(target)
-        check_for_reading(reader.layout)
-        return _report(target, export.catalog, export.failures)
 
 
 def _report(target: Target, catalog: Catalog, failures: Sequence[Mapping[str, str]]) -> ExportReport:
@@ -172,15 +173,9 @@ def _report(target: Target, catalog: Catalog, failures: Sequence[Mapping[str, st
     )
 
 
-def _catalog(reader: Reader, name: str, generation: int | None) -> Catalog:
-    generations = list_generations(reader.layout, name)
-    if not generations:
-        raise not_there(reader.layout, name, list_data_sets(reader.layout))
-    if generation is not None and generation not in generations:
-        there = first_of(map(str, reversed(generations)))
-        raise BadInput(f"{reader.layout.root} has no generation {generation} of the data set {name!r}; it has {there}", option="generation")
-    chosen = generations[-1] if generation is None else generation
-    return read_catalog(reader.layout.catalog(name, chosen), generation=chosen)
+def _catalog(reader: Reader, name: str, asked: int | None) -> Catalog:
+    generation = find_generation(reader.layout, name, asked)
+    return read_catalog(reader.layout.catalog(name, generation), generation=generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +298,8 @@ class _Export:
             yield _ExportedFile(column.encoder, path, keys, contents, listed)
 
 
-def _encoded(wanted: Format, contents: Contents) -> bytes:
-    match wanted.container:
+def _encoded(cache_format: Format, contents: Contents) -> bytes:
+    match cache_format.container:
         case "npz":
             return write_npz({name: as_array(raw) for name, raw in contents.tensors.items()})
         case "safetensors":

@@ -9,15 +9,13 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw, Scale, reshaped, without_batch
 from cachestore.core.words import did_you_mean
 
-Kind = Literal["sample", "mean"]
-
 
 @dataclass(frozen=True, slots=True)
 class State:
     """How a trainer stores a family's latents."""
 
     is_scaled: bool
-    kind: Kind = "sample"
+    kind: Literal["sample", "mean"] = "sample"
 
 
 SCALED: Final = State(is_scaled=True)
@@ -149,7 +147,7 @@ class Trainer:
             raise BadInput(f"caches of {family.name} are not known for {self.name}; known are {known}", option="family")
         return self.cached[family.name].names[0]
 
-    def latents(self, family: Family, tensor: Raw, others: Mapping[str, Raw], facts: Mapping[str, Json]) -> Latents:
+    def stored_latents(self, family: Family, tensor: Raw, others: Mapping[str, Raw], facts: Mapping[str, Json]) -> Latents:
         """Return latents in the state in which the trainer stores them, with the tensors stored beside them."""
         state = self.cached[family.name].state
         return Latents(tensor, state.is_scaled, state.kind, others, facts)

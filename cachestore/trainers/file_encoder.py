@@ -1,4 +1,4 @@
-"""Encoders that read another trainer's cached files instead of calling a model. `formats` has matched the files to samples before."""
+"""Encoders that read another trainer's cached files instead of calling a model. `cache_scan` has matched the files to samples before."""
 
 import hashlib
 import re
@@ -16,9 +16,9 @@ from cachestore.core.samples import CAPTION, IMAGE, VIDEO
 from cachestore.core.spelling import option
 from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
 from cachestore.jobs.start.declared_model import IMPORTED
+from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.families import Family
-from cachestore.trainers.matching import FileLocation, Metadata
-from cachestore.trainers.sandbox import CacheFiles
+from cachestore.trainers.matching import FileLocation, SideFacts
 from cachestore.trainers.source_facts import read_source
 
 _OF_A_SIZE: Final = re.compile(r"_\d+(x\d+)+(_[a-z0-9_]+)?$")
@@ -65,8 +65,8 @@ class FileEncoder:
 
     def about(self, location: FileLocation, **more: Json) -> dict[str, Json]:
         """Return what the JSON value of an entry says about its origin."""
-        metadata = {"format": self.cache.format.name, "file": location.path, **more}
-        return {"encoder": self.recipe.encoder, "provenance": IMPORTED, IMPORTED: metadata}
+        origin = {"format": self.cache.format.name, "file": location.path, **more}
+        return {"encoder": self.recipe.encoder, "provenance": IMPORTED, IMPORTED: origin}
 
 
 class ImportedText(FileEncoder):
@@ -132,9 +132,9 @@ def _are_alike(one: Text, other: Text) -> bool:
 class ImportedLatents(FileEncoder):
     """Imported latents. The key contains the digest of the file too, because a trainer's sample from the VAE is one of many."""
 
-    metadata: Mapping[str, Sequence[Metadata]] = field(default_factory=dict[str, Sequence[Metadata]])
+    side_facts: Mapping[str, Sequence[SideFacts]] = field(default_factory=dict[str, Sequence[SideFacts]])
     """By reference: what a trainer's side files report."""
-    beside: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    extra_tensors: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """By the trainer's name of a tensor that was stored with latents: the pictures read here that had it."""
     several: set[str] = field(default_factory=set[str])
     """Pictures read here that also had latents of other resolutions."""
@@ -156,23 +156,23 @@ class ImportedLatents(FileEncoder):
         location, data, latents = self._largest(reference, locations)
         factor, (height, width) = int(self.recipe.read["spatial_factor"]), latents.tensor[1][-2:]
         bucket = (width * factor, height * factor)
-        metadata = self._metadata_of(reference, bucket)
+        side = self._side_facts_of(reference, bucket)
         if source.is_turned:
             self.turned.add(reference)
-        source.check_size(f"{metadata.path} says that the picture has", metadata.facts)
+        source.check_size(f"{side.path} says that the picture has", side.facts)
         source.check_size(f"{location.path} is of a picture of", latents.facts)
         latent_frames = latents.tensor[1][1] if len(latents.tensor[1]) == 4 else 1
         frames = (latent_frames - 1) * int(self.recipe.read["temporal_factor"]) + 1
-        facts: dict[str, Json] = {**metadata.facts, **latents.facts, "bucket": list(bucket)}
+        facts: dict[str, Json] = {**side.facts, **latents.facts, "bucket": list(bucket)}
         source.check_crop(request, facts, location)
         facts = source.with_crop(facts) | source.clip_facts(location, frames, request.get("fps"))
         facts["bucket"] += [frames] if source.is_video else []
         for name in latents.others:
-            self.beside.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
+            self.extra_tensors.setdefault(_OF_A_SIZE.sub("", name.removeprefix(f"{self.cache.format.name}.")), set()).add(reference)
         cached = hashlib.sha256(data).hexdigest()
         role = VIDEO if source.is_video else IMAGE
         key = input_key(self.recipe.fingerprint, {role: source.digest}, {"cached": cached})
-        info: dict[str, Json] = {"info": {**metadata.info, **latents.info}} if metadata.info or latents.info else {}
+        info: dict[str, Json] = {"info": {**side.info, **latents.info}} if side.info or latents.info else {}
         meta = {"input_digest": source.digest, "bucket": facts["bucket"], **self.about(location, file_digest=cached, **info)}
         return Resolved(key, {latents.kind: latents.tensor, **latents.others}, {role: source.digest}, meta, facts)
 
@@ -214,12 +214,12 @@ class ImportedLatents(FileEncoder):
             self.several.add(reference)
         return largest[0]
 
-    def _metadata_of(self, reference: str, bucket: tuple[int, int]) -> Metadata:
+    def _side_facts_of(self, reference: str, bucket: tuple[int, int]) -> SideFacts:
         """Return what side files report about a picture that was cut to this bucket; empty if there are none. Raises EncodeFailed.
 
         A file of another resolution says nothing about these latents. If none has their bucket, or it is doubtful, the crop is unknown.
         """
-        those = self.metadata.get(reference, ())
+        those = self.side_facts.get(reference, ())
         if not those and reference in self.doubtful:
             raise EncodeFailed(self.doubtful[reference])
         fitting = [one for one in those if one.facts["bucket"] == list(bucket)]
@@ -232,4 +232,4 @@ class ImportedLatents(FileEncoder):
         if len({canonical(dict(one.facts)) for one in fitting}) > 1:
             names = " and ".join(one.path for one in fitting[:3])
             raise EncodeFailed(f"{names} contradict each other about it: keep only the right one there")
-        return fitting[0] if fitting else Metadata("", {})
+        return fitting[0] if fitting else SideFacts("", {})

@@ -11,7 +11,7 @@ from cachestore.core.samples import Sample
 from cachestore.encode.pictures.bucket_rules import BucketSettings
 from cachestore.trainers.exported import Block, ExportVariant, Listed, Named
 from cachestore.trainers.families import Family, Trainer
-from cachestore.trainers.matching import Added, CacheListing, FileLocation, Matches, ParsedName
+from cachestore.trainers.matching import CacheListing, CaptionSettings, FileLocation, Matches, ParsedName
 
 Container = Literal["npz", "safetensors", "torch"]
 Resolutions = Literal["one file", "one folder", "a folder each", "a folder within"]
@@ -80,11 +80,11 @@ class Format:
     writing: Writing | None
     is_beside: bool = False
     """Whether its files are beside the pictures, so that their paths are those of the source."""
-    metadata_files: re.Pattern[str] | None = None
+    side_files: re.Pattern[str] | None = None
     """Matches the names of side files, beside the pictures or the cache, that report how pictures were cropped."""
-    read_metadata: Callable[[str, bytes, Collection[str], Matches], None] | None = None
+    read_side_file: Callable[[str, bytes, Collection[str], Matches], None] | None = None
     """Reads such a side file (name, bytes) for these references. Raises BadInput if it cannot be read."""
-    captions_of: Callable[[str, Added], list[str]] | None = None
+    captions_of: Callable[[str, CaptionSettings], list[str]] | None = None
     """Makes the trainer's captions from a caption file's text; None if they are the text without the white space around it."""
     is_one_caption: bool = True
     """Whether it uses one caption for each picture."""

@@ -34,13 +34,14 @@ from cachestore.sources.unused import BROKEN_LINK, LISTED_TWICE, NO_FRAMES, REPL
 from cachestore.store.format.catalog import Catalog, newest_catalog
 from cachestore.store.write.commit import create_store
 from cachestore.store.write.listing_numbers import number_if_there
+from cachestore.trainers.cache_files import CacheFiles
+from cachestore.trainers.cache_scan import CacheScan, remarks_of, scan_cache
 from cachestore.trainers.file_encoder import FileEncoder
 from cachestore.trainers.import_encoders import declared_encoders, family_of_cache, file_encoders
-from cachestore.trainers.import_matching import CacheScan, remarks_of, scan_cache
 from cachestore.trainers.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.trainers.learned_buckets import buckets_in_words
 from cachestore.trainers.matching import ClipFrames
-from cachestore.trainers.sandbox import CacheFiles, TorchFiles
+from cachestore.trainers.sandbox import TorchFiles
 from cachestore.trainers.table import WEBDATASET, imported_format
 from cachestore.trainers.webdataset.importing import import_tars
 
@@ -131,10 +132,10 @@ def import_cache(
         access=access,
         **models,
     )
-    with number_if_there(Layout.at(request.store), request.name) as number:
+    with number_if_there(Layout.at(request.store), request.name) as listing_number:
         if format == WEBDATASET:
-            return import_tars(request, on_progress, cancel, number)
-        return _import(request, on_progress, cancel, number)
+            return import_tars(request, on_progress, cancel, listing_number)
+        return _import_trainer(request, on_progress, cancel, listing_number)
 
 
 def _as_rate(fps: object) -> float:
@@ -144,65 +145,8 @@ def _as_rate(fps: object) -> float:
         raise BadInput(f"{option('fps')} must be {RATE.wanted}, not {fps!r}", option="fps") from None
 
 
-def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
-    wanted = imported_format(request.format)
-    _check(request)
-    seen = Remarks()
-    listing = list_path(request.data, ListingOptions(request.caption_lines, request.caption, wanted.has_videos))
-    scan = scan_cache(request, wanted, listing, seen)
-    if wanted.is_beside:
-        scan.check_roots()
-    layout = Layout.at(request.store)
-    with TorchFiles() as torch_files:
-        cache = CacheFiles(Path(request.folder), wanted, torch_files)
-        scan.match(cache, seen)
-        declared = declared_encoders(layout, request)
-        family = family_of_cache(scan, declared)
-        kinds = scan.kinds(family)
-        encoders = file_encoders(cache, scan, family, declared, kinds)
-        plan = _plan(scan, encoders, seen)
-        check_name(plan, request, newest_catalog(layout, plan.catalog))
-        remarks: list[str] = []
-        # Only now, so that a refused import leaves no store behind.
-        layout = create_store(Path(request.store), mode=Mode.asked(request.access), say=remarks.append)
-        if not is_published(layout, plan.name):
-            publish_plan(layout, plan)
-        job = Job(
-            layout,
-            plan,
-            encoders,
-            listing,
-            RankInfo(rank=None),
-            f"own:{secrets.token_hex(8)}",
-            request=request.hints(),
-            cancel=cancel,
-            on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
-            listing=number,
-            compare=partial(check_name, plan, request),
-        )
-        report = run_pass(job)
-    seen = replace(seen, multi_line=[]) if scan.captions.cut else seen
-    about_files = (*scan.remarks(family, kinds), *remarks_of(encoders), *scan.matches.unreadable)
-    return ImportReport(
-        report,
-        wanted.name,
-        family.name,
-        {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
-        unmatched=tuple(scan.unmatched(kinds)[:_NAMED]),
-        stale=tuple(scan.stale(kinds))[:_NAMED],
-        remarks=(*seen.in_words(), *_unused(seen), *about_files, *buckets_in_words(layout, plan.catalog), *remarks),
-    )
-
-
-def _unused(seen: Remarks) -> Iterator[str]:
-    """Yield remarks on videos, and on links and members of the source that are not used. Other files there may be the cache itself."""
-    rows = {str(row["reason"]): row for row in seen.unused.as_json()}
-    if videos := rows.get(NO_FRAMES):
-        yield plural(videos["count"], "video is ignored", "videos are ignored") + " (the cache holds nothing of videos)"
-    yield from unused_in_words([rows[reason] for reason in (BROKEN_LINK, LISTED_TWICE, REPLACED) if reason in rows])
-
-
-def _check(request: ImportRequest) -> None:
+def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, listing_number: int) -> ImportReport:
+    cache_format = imported_format(request.format)
     if not request.data:
         raise BadUsage(f"pass {option('data')} with what the cache was made from", option="data")
     if not Path(request.folder).is_dir():
@@ -215,9 +159,58 @@ def _check(request: ImportRequest) -> None:
             f" {option('claim', 'NAME=VALUE')} with what you know of it (such as model=FLUX.1-dev); either becomes part of the fingerprint",
             option="model",
         )
+    about_source = Remarks()
+    listing = list_path(request.data, ListingOptions(request.caption_lines, request.caption, cache_format.has_videos))
+    scan = scan_cache(request, cache_format, listing, about_source)
+    layout = Layout.at(request.store)
+    with TorchFiles() as torch_files:
+        cache = CacheFiles(Path(request.folder), cache_format, torch_files)
+        scan.match(cache, about_source)
+        declared = declared_encoders(layout, request)
+        family = family_of_cache(scan, declared)
+        kinds = scan.kinds_to_import(family)
+        encoders = file_encoders(cache, scan, family, declared, kinds)
+        plan = _plan(scan, encoders, about_source)
+        check_name(plan, request, newest_catalog(layout, plan.catalog))
+        about_store: list[str] = []
+        # Only now, so that a refused import leaves no store behind.
+        layout = create_store(Path(request.store), mode=Mode.asked(request.access), say=about_store.append)
+        if not is_published(layout, plan.name):
+            publish_plan(layout, plan)
+        job = Job(
+            layout,
+            plan,
+            encoders,
+            listing,
+            RankInfo(rank=None),
+            f"own:{secrets.token_hex(8)}",
+            request=request.hints(),
+            cancel=cancel,
+            on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
+            listing=listing_number,
+            compare=partial(check_name, plan, request),
+        )
+        report = run_pass(job)
+    about_source = replace(about_source, multi_line=[]) if scan.encoded_captions.cut else about_source
+    about_files = (*scan.remarks(family, kinds), *remarks_of(encoders), *scan.matches.unreadable)
+    return ImportReport(
+        report,
+        cache_format.name,
+        family.name,
+        {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders},
+        unmatched=tuple(scan.unmatched(kinds)[:_NAMED]),
+        stale=tuple(scan.stale(kinds))[:_NAMED],
+        remarks=(
+            *about_source.in_words(),
+            *_unused_in_words(about_source),
+            *about_files,
+            *buckets_in_words(layout, plan.catalog),
+            *about_store,
+        ),
+    )
 
 
-def _plan(scan: CacheScan, encoders: Sequence[FileEncoder], seen: Remarks) -> Plan:
+def _plan(scan: CacheScan, encoders: Sequence[FileEncoder], about_source: Remarks) -> Plan:
     request, numbered = scan.request, list(enumerate(encoders))
     # An option of each column: if one of the cache's files changed, all values are checked again.
     cached = digest_parts("cachestore-cache", canonical([list(file) for file in (*scan.files, *scan.side_files)])).hex()
@@ -241,7 +234,7 @@ def _plan(scan: CacheScan, encoders: Sequence[FileEncoder], seen: Remarks) -> Pl
         texts=CaptionPolicy.parse(request.captions).encoding(),
         extra=[(number, {"caption": ""}) for number, encoder in numbered if encoder.role == CAPTION and "" in encoder.locations],
     )
-    return replace(plan, refused=[(one.sample, one.reason) for one in seen.refused], refused_count=len(seen.refused))
+    return replace(plan, refused=[(one.sample, one.reason) for one in about_source.refused], refused_count=len(about_source.refused))
 
 
 def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sample) -> list[Request]:
@@ -265,3 +258,11 @@ def check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> 
             raise made_otherwise(plan.catalog, column.encoder)
     if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
         raise has_no_sample_of(previous, request.data)
+
+
+def _unused_in_words(about_source: Remarks) -> Iterator[str]:
+    """Yield remarks on videos, and on links and members of the source that are not used. Other files there may be the cache itself."""
+    rows = {str(row["reason"]): row for row in about_source.unused.as_json()}
+    if videos := rows.get(NO_FRAMES):
+        yield plural(videos["count"], "video is ignored", "videos are ignored") + " (the cache holds nothing of videos)"
+    yield from unused_in_words([rows[reason] for reason in (BROKEN_LINK, LISTED_TWICE, REPLACED) if reason in rows])

@@ -38,14 +38,14 @@ class FileLocation:
     """The caption or picture name that the file should contain, if files of its kind contain one."""
     more: tuple["FileLocation", ...] = ()
     """File locations of the other parts of the value."""
-    beside: str | None = None
+    visual: str | None = None
     """The reference of the picture or video, if the text was found by its name."""
     span: ClipFrames | None = None
     """The frames of the video, if the name says them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class SideFacts:
     """What one of a trainer's side files reports about a picture."""
 
     path: str
@@ -58,7 +58,7 @@ class Metadata:
 Kind = Literal["text", "latents"]
 
 
-class Added(NamedTuple):
+class CaptionSettings(NamedTuple):
     """What a trainer's settings add to captions."""
 
     trigger: str | None = None
@@ -121,15 +121,15 @@ class Matches:
     """Remarks on files that could not be read."""
     fps: float | None = None
     """The rate at which the trainer took frames of videos, if it is known."""
-    metadata: dict[str, list[Metadata]] = field(default_factory=dict[str, list[Metadata]])
+    side_facts: dict[str, list[SideFacts]] = field(default_factory=dict[str, list[SideFacts]])
     """By reference: what side files report."""
     doubtful: dict[str, str] = field(default_factory=dict[str, str])
     """By caption: why a file that may belong to it is not used."""
     doubtful_latents: dict[str, str] = field(default_factory=dict[str, str])
     """By reference: why latents that may belong to it are not used, or why their crop is unknown."""
 
-    def counts(self, family: Family | None) -> bool:
-        """Return whether a file of this family is used; a file without a family is. Remembers the family."""
+    def accepts(self, family: Family | None) -> bool:
+        """Return whether a file of this family is used; a file without a family is. Notes the family of the file."""
         if family is not None:
             self.families[family.name] = family
         return family is None or self.family is None or family == self.family
@@ -143,7 +143,7 @@ class Matches:
         """Assign a file to the first caption of the samples that share a picture. If these captions differ, the file is not used."""
         captions = list(dict.fromkeys(map(first_caption, samples)))
         if len(captions) == 1:
-            self.take_text(captions[0], replace(location, beside=visual_of(samples[0])))
+            self.take_text(captions[0], replace(location, visual=visual_of(samples[0])))
             return
         names = first_of((sample.id for sample in samples), _NAMED)
         self.doubt_text(

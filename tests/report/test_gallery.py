@@ -10,7 +10,7 @@ from cachestore.report.numbers import ClipFile, Framing, Picture, Thumbnail
 from cachestore.report.write import write_report
 from cachestore.store.format.catalog import Cell, newest_catalog
 from cachestore.store.read.reader import Reader
-from cachestore.train.facts import fit_of
+from cachestore.train.facts import cut_of
 from tests.encode.footage import moving, write
 from tests.report.pictures import SIZE, make, make_clips
 from tests.report.test_write import Page, is_accessible, is_static
@@ -38,7 +38,7 @@ def gallery_of(path):
     ],
 )
 def test_how_a_picture_was_scaled_and_where_it_was_cut_follows_from_the_catalog(facts, expected):
-    scale, cut, sides = fit_of(Cell(facts=facts))
+    scale, cut, sides = cut_of(Cell(facts=facts))
     assert (scale and round(scale, 3), cut and round(cut, 3), sides) == expected
 
 

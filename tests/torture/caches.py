@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachestore.core.errors import EncodeFailed
+from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.diffusion_pipe import format as diffusion_pipe
 from cachestore.trainers.families import Family
 from cachestore.trainers.format import Format
 from cachestore.trainers.matching import FileLocation
-from cachestore.trainers.sandbox import CacheFiles, TorchFiles
+from cachestore.trainers.sandbox import TorchFiles
 from cachestore.trainers.table import load_formats
 from tests.fakes import ROOT
 from tests.torture.campaign import Campaign, Outcome, judged, scratch

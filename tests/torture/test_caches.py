@@ -6,8 +6,9 @@ import pytest
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.raw_tensors import Misplaced
+from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.families import FAMILIES
-from cachestore.trainers.sandbox import CacheFiles, TorchFiles
+from cachestore.trainers.sandbox import TorchFiles
 from cachestore.trainers.table import load_formats
 from tests.torture import caches
 

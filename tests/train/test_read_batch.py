@@ -320,7 +320,7 @@ def test_pinned_buffers_without_an_accelerator_are_refused(monkeypatch):
 
 def damage_entry(data, row):
     """Change a byte of this sample's picture on disk."""
-    key = data._selection.row_keys(data._selection.choose([row]))[0][-1]
+    [key] = data._rows.parts(data._selection.choose([row], 0), 0)[0].keys
     location = data._reader.locate([key]).location(0)
     file = data._reader.layout.segment(location.segment.digest)
     file.chmod(0o644)

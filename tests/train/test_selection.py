@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import cachestore as cs
 from cachestore.train.dataset import CachedDataset
 from tests.fakes import tells_of
 from tests.train.stores import Row, make_store, recipes
@@ -16,25 +15,18 @@ def selection(tmp_path):
     return CachedDataset(make_store(tmp_path, [Row("a"), Row("b"), Row("c")], recipes()))._selection
 
 
-def test_the_keys_of_a_row_are_in_the_store_one_for_each_column_handed_out(selection):
-    keys = selection.row_keys(selection.choose([1]))[0]
-    assert len(keys) == len(selection.texts) + (selection.latents is not None)
-    with cs.open(selection.options.layout.root) as store:
-        assert all(key in store for key in keys)
-
-
 def test_a_part_of_a_part_is_of_the_whole(selection):
-    assert (selection.only(np.array([2, 0])).only(np.array([1])).ids, selection.ids) == (["a"], ["a", "b", "c"])
+    assert (selection.select(np.array([2, 0])).select(np.array([1])).ids, selection.ids) == (["a"], ["a", "b", "c"])
 
 
 def test_a_part_has_an_epoch_of_its_own(selection):
-    selection.only(np.array([0])).epoch.set(3)
+    selection.select(np.array([0])).epoch.set(3)
     assert selection.epoch.get() == 0
 
 
 def test_no_indices_have_no_rows_and_are_no_part(selection):
     assert selection.rows_at([]) == []
-    part = selection.only(np.array([], dtype=np.int64))
+    part = selection.select(np.array([], dtype=np.int64))
     assert (part.ids, part.groups) == ([], {})
 
 

@@ -19,8 +19,8 @@ from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.keys import Recipe, digest_bytes
 from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.store.format.catalog import newest_catalog
+from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Width, family_named
-from cachestore.trainers.import_matching import CacheScan
 from cachestore.trainers.import_request import ImportRequest
 from cachestore.trainers.matching import Matches
 from cachestore.trainers.table import imported_format
@@ -631,7 +631,7 @@ def test_files_that_match_nobody_count_where_the_declared_model_has_widths_of_it
     files: Any = [("cat_te_outputs.npz", 1, 1)]
     nothing: Any = None
     found = CacheScan(request, imported_format("sd-scripts"), nothing, files, nothing, (), Matches(None))
-    assert list(found.kinds(family)) == ["text"]
+    assert list(found.kinds_to_import(family)) == ["text"]
 
 
 def test_a_picture_whose_captions_cannot_be_used_fails_alone_in_an_import_too(data, store):

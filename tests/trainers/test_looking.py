@@ -8,7 +8,7 @@ from cachestore.encode.pictures.bucket_rules import BucketSettings
 from cachestore.trainers.ai_toolkit import format as ai_toolkit
 from cachestore.trainers.exported import Named
 from cachestore.trainers.families import family_named
-from cachestore.trainers.matching import Added
+from cachestore.trainers.matching import CaptionSettings
 from cachestore.trainers.musubi import format as musubi
 from cachestore.trainers.sd_scripts import format as sd_scripts
 from cachestore.trainers.simpletuner import format as simpletuner
@@ -49,14 +49,14 @@ def test_simpletuner_puts_pictures_of_one_rounded_aspect_ratio_together():
 @pytest.mark.parametrize(
     ("kind", "text", "added", "captions"),
     [
-        ("ai-toolkit", "a, b,c\r\n", Added(), ["a,  b, c\n"]),
-        ("ai-toolkit", "a [name], [trigger]", Added("sks"), ["a sks,  sks"]),
-        ("ai-toolkit", "a", Added("sks"), ["sks a"]),
-        ("ai-toolkit", " \n", Added(None, "b"), ["b"]),
-        ("sd-scripts", "\ufeffone \r\ntwo", Added("sks", "b"), ["\ufeffone"]),
-        ("sd-scripts", "\n\ntwo", Added(), [""]),
-        ("simpletuner", " a \r\nb\n\n", Added(), [" a \r", "b"]),
-        ("simpletuner", " a ", Added(), [" a "]),
+        ("ai-toolkit", "a, b,c\r\n", CaptionSettings(), ["a,  b, c\n"]),
+        ("ai-toolkit", "a [name], [trigger]", CaptionSettings("sks"), ["a sks,  sks"]),
+        ("ai-toolkit", "a", CaptionSettings("sks"), ["sks a"]),
+        ("ai-toolkit", " \n", CaptionSettings(None, "b"), ["b"]),
+        ("sd-scripts", "\ufeffone \r\ntwo", CaptionSettings("sks", "b"), ["\ufeffone"]),
+        ("sd-scripts", "\n\ntwo", CaptionSettings(), [""]),
+        ("simpletuner", " a \r\nb\n\n", CaptionSettings(), [" a \r", "b"]),
+        ("simpletuner", " a ", CaptionSettings(), [" a "]),
     ],
 )
 def test_captions_are_what_a_trainer_makes_of_a_files_text(kind, text, added, captions):

@@ -90,14 +90,14 @@ Read = tuple[SegmentRef, int, int, list[int]]
 """One read of neighbouring entries in a segment: (segment, start, size, positions of the entries in the order of their bytes)."""
 
 
-class _Wanted(NamedTuple):
+class _Work(NamedTuple):
     """The work of one `fetch_into`: its arguments, and what follows from them."""
 
     keys: Sequence[Key]
     located: Located
     targets: Sequence[Sequence[memoryview]]
     reads: Sequence[Read]
-    doubted: set[int]
+    to_check: set[int]
     """Positions of the entries that must be checked."""
     first_wait: Iterator[bool]
     """Gives one True, to the first thread that has to wait. That thread asks the system for all bytes still to come."""
@@ -172,11 +172,11 @@ class Fetcher:
         # Do few steps for each entry, and nothing that can be done before: reading a large entry empties the CPU cache, after which each
         # step takes several times as long.
         reads = plan_reads(located)
-        wanted = _Wanted(keys, located, targets, reads, self._doubted(located), first_wait=iter((True,)))
-        read_all(reads, lambda turns: self._read_each(turns, wanted), side_by_side=side_by_side)
+        work = _Work(keys, located, targets, reads, self._to_check(located), first_wait=iter((True,)))
+        read_all(reads, lambda turns: self._read_each(turns, work), side_by_side=side_by_side)
 
-    def _read_each(self, turns: Iterator[tuple[int, Read]], wanted: _Wanted) -> None:
-        located, targets = wanted.located, wanted.targets
+    def _read_each(self, turns: Iterator[tuple[int, Read]], work: _Work) -> None:
+        located, targets = work.located, work.targets
         is_waiting = False
         segment, last = None, None
         for number, (ref, start, size, rows) in turns:
@@ -186,15 +186,15 @@ class Fetcher:
             if segment.view is not None:
                 _copy_out(segment.view, buffers, start)
             elif is_waiting or not self._read_present(segment, ref, buffers, start, size):
-                if next(wanted.first_wait, False):
-                    self._ask_for(wanted.reads[number:])
+                if next(work.first_wait, False):
+                    self._ask_for(work.reads[number:])
                 is_waiting = True
                 self._read_waiting(segment, ref, buffers, start, size)
-            for row in rows if wanted.doubted else ():
-                if row in wanted.doubted:
-                    self._check(wanted.keys[row], located, row, targets[row])
+            for row in rows if work.to_check else ():
+                if row in work.to_check:
+                    self._check(work.keys[row], located, row, targets[row])
 
-    def _doubted(self, located: Located) -> set[int]:
+    def _to_check(self, located: Located) -> set[int]:
         match self._verify:
             case "first":
                 return self.checked.lacks(located)
@@ -233,13 +233,13 @@ class Fetcher:
             self._refuse_reading(ref, error)
         if count < size:
             self._open.pop(ref.digest, None)
-            raise CorruptEntry(self._complain("an entry is beyond the end of", ref))
+            raise CorruptEntry(self._damage_in_words("an entry is beyond the end of", ref))
 
     def _check(self, key: Key, located: Located, row: int, buffers: Sequence[memoryview]) -> None:
         ref = located.segments[row]
         if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:
             self._open.pop(ref.digest, None)
-            raise CorruptEntry(self._complain(f"entry {key} does not match its checksum in", ref))
+            raise CorruptEntry(self._damage_in_words(f"entry {key} does not match its checksum in", ref))
         self.checked.add(ref.digest, located.ordinals[row])
 
     def _refuse_reading(self, ref: SegmentRef, error: OSError) -> NoReturn:
@@ -275,7 +275,7 @@ class Fetcher:
         """Close every segment. May be called twice; fetching afterwards opens them again."""
         self._open.clear()
 
-    def _complain(self, what: str, ref: SegmentRef) -> str:
+    def _damage_in_words(self, what: str, ref: SegmentRef) -> str:
         where = self._layout.segment(ref.digest).relative_to(self._layout.root)
         return f"{what} {where}; run {self._layout.command('repair --refill')}"
 
@@ -350,20 +350,15 @@ def join_buffers(start: int, rows: Sequence[int], located: Located, targets: Seq
 
 
 def _copy_out(view: memoryview, buffers: Sequence[memoryview], position: int) -> None:
+    import numpy as np
+
     for buffer in buffers:
         end = position + len(buffer)
         if len(buffer) < _LARGE_COPY:
             buffer[:] = view[position:end]
         else:
-            _copy_large(buffer, view[position:end])
+            np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(view[position:end], np.uint8))
         position = end
-
-
-def _copy_large(target: memoryview, source: memoryview) -> None:
-    """Copy without holding the GIL, which a slice assignment keeps."""
-    import numpy as np
-
-    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def is_gone(error: Exception) -> bool:

@@ -65,7 +65,7 @@ class Description:
 
 
 class EntryFetcher(Protocol):
-    """Reads the bytes of located entries: `storage.fetch.Fetcher` from a folder, others from elsewhere."""
+    """Reads the bytes of located entries: a `Fetcher` from a folder, `remote.fetch_parts` from an object store."""
 
     def fetch(self, key: Key, location: Location) -> memoryview:
         """As `Fetcher.fetch`."""
@@ -99,13 +99,13 @@ class Reader:
         verify: Verify = "first",
         io: Io = "pread",
         verdict: Verdict | None = None,
-        given: Handover | None = None,
+        handover: Handover | None = None,
         store_id: str = "",
     ) -> None:
         """Open a store for reading. Raises StoreNotFound, FormatError for a newer format.
 
-        A `verdict` saves checking the index. With `given` nothing is listed: the store is seen as it was when `given` was made. With a
-        `store_id`, another store at the path raises ReadFailed.
+        A `verdict` saves checking the index. With a `handover` nothing is listed: the store is seen as it was when that was made. With
+        a `store_id`, another store at the path raises ReadFailed.
         """
         as_word("verify", verify, get_args(Verify))
         as_word("io", io, get_args(Io))
@@ -113,9 +113,9 @@ class Reader:
         self._is_closed = False
         self._verify: Verify = verify
         self._io: Io = io
-        self._show(take_over(self.layout, given) if given is not None else load_snapshot(self.layout, verdict=verdict))
+        self._use(take_over(self.layout, handover) if handover is not None else load_snapshot(self.layout, verdict=verdict))
 
-    def _show(self, snapshot: Snapshot) -> None:
+    def _use(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._fetcher = self._make_fetcher()
         self._values: dict[str, dict[Key, Mapping[str, Json]]] = {}
@@ -133,14 +133,14 @@ class Reader:
     def __getstate__(self) -> dict[str, Any]:
         """Return path, options, store id and snapshot. There is no descriptor, no lock and no data of entries in it."""
         options = {"verify": self._verify, "io": self._io, "store_id": self.layout.store_id}
-        return {"path": str(self.layout.root), "options": options, "given": hand_over(self.snapshot)}
+        return {"path": str(self.layout.root), "options": options, "handover": hand_over(self.snapshot)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the same store in another process, with the same snapshot. It lists nothing and reads no header.
 
         Raises ReadFailed if another store is at the path.
         """
-        Reader.__init__(self, state["path"], **state["options"], given=state["given"])
+        Reader.__init__(self, state["path"], **state["options"], handover=state["handover"])
 
     def refresh(self) -> None:
         """Take a new snapshot, to see what was published since the last one."""
@@ -157,7 +157,7 @@ class Reader:
     def _replace(self, newer: Callable[[Snapshot], Snapshot]) -> None:
         before = self.snapshot
         self._fetcher.close()
-        self._show(newer(before))
+        self._use(newer(before))
         before.close()
 
     def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Reader:
         except (CorruptEntry, FormatError, OSError) as error:
             if _ends_here(error):
                 raise
-            raw = self._read(parsed, self._find_all([parsed])[0], self._fetch)
+            raw = self._try_all(parsed, self._find_all([parsed])[0], self._fetch)
         return to_numpy(raw) if as_numpy else to_torch(raw)
 
     def get_many(self, keys: Sequence[AnyKey], *, as_numpy: bool = False) -> list[dict[str, Any]]:
@@ -187,10 +187,10 @@ class Reader:
             runs = [new_buffer(specs.size_bytes) for specs in located.specs]
             if self.fill(keys, located, [[run] for run in runs]):
                 return list(map(split, located.specs, runs))
-        # After a failure each entry is looked for by itself, as its other copies may be elsewhere.
-        found = self._find_all(keys)
-        order = sorted(range(len(keys)), key=lambda n: (found[n][0].segment.digest, found[n][0].offset))
-        entries = {n: self._read(keys[n], found[n], self._fetch) for n in order}
+        # After a failure each entry is read by itself, as its other copies may be elsewhere.
+        copies = self._find_all(keys)
+        order = sorted(range(len(keys)), key=lambda n: (copies[n][0].segment.digest, copies[n][0].offset))
+        entries = {n: self._try_all(keys[n], copies[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
 
     def missing(self, keys: Sequence[AnyKey], *, refresh: bool = True) -> list[Key]:
@@ -270,6 +270,7 @@ class Reader:
                 return self.snapshot.find(keys)
 
     def _find_all(self, keys: Sequence[Key]) -> list[list[Location]]:
+        """As `_find`, and by a newer snapshot if a key is not in this one. Raises MissingEntry."""
         found = self._find(keys)
         if not all(found):
             self.refresh()
@@ -283,8 +284,8 @@ class Reader:
             )
         return found
 
-    def _read(self, key: Key, locations: list[Location], use: Callable[[Key, Location], T]) -> T:
-        """Read one entry: its first copy, else another, else once more by a newer snapshot."""
+    def _try_all(self, key: Key, locations: list[Location], use: Callable[[Key, Location], T]) -> T:
+        """Return what `use` makes of an entry: of its first copy, else of another, else of those in a newer snapshot."""
         try:
             return _try_copies(key, locations, use)
         except (CorruptEntry, FormatError, OSError) as error:
@@ -299,7 +300,7 @@ class Reader:
     def describe(self, key: AnyKey) -> Description:
         """Return names, dtypes, shapes and the JSON value of an entry. Raises MissingEntry, FormatError."""
         parsed = Key.parse(key)
-        return self._read(parsed, self._find_all([parsed])[0], self._describe)
+        return self._try_all(parsed, self._find_all([parsed])[0], self._describe)
 
     def _describe(self, key: Key, location: Location) -> Description:
         digest = location.segment.digest

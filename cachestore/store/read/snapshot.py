@@ -41,9 +41,13 @@ class Snapshot:
 
     @property
     def tail(self) -> Mapping[Key, Sequence[Location]]:
-        """Entry locations in segments that the index does not cover. Made when it is first asked for: who only writes never asks."""
+        """Entry locations in segments that the index does not cover. Made lazily: writers never need it."""
         if self._tail is None:
-            self._tail = _tail_of(self.uncovered)
+            self._tail = tail = dict[Key, list[Location]]()
+            for digest, contents in self.uncovered.items():
+                ref = ref_of(digest, contents)
+                for entry in contents.entries:
+                    tail.setdefault(entry.key, []).append(Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
         return self._tail
 
     def find(self, keys: Sequence[Key]) -> list[list[Location]]:
@@ -139,16 +143,10 @@ def open_layout(layout_root: Layout) -> Layout:
         raise
     except FormatError as error:
         raise FormatError(f"{error}; {layout_root.command('repair')} writes it again") from error
-    try:
-        return Layout(layout_root.root, Mode(body["mode"]), _as_id(body["store_id"]))
-    except (KeyError, ValueError) as error:
-        raise FormatError(f"{path} has no valid id and mode; {layout_root.command('repair')} writes it again") from error
-
-
-def _as_id(given: object) -> str:
-    if not isinstance(given, str) or not given:
-        raise ValueError(given)
-    return given
+    mode, store_id = next((one for one in Mode if one.value == body.get("mode")), None), body.get("store_id")
+    if mode is None or not isinstance(store_id, str) or not store_id:
+        raise FormatError(f"{path} has no valid id and mode; {layout_root.command('repair')} writes it again")
+    return Layout(layout_root.root, mode, store_id)
 
 
 def _folder_hint(root: Path) -> str:
@@ -227,35 +225,26 @@ def hand_over(snapshot: Snapshot) -> Handover:
     return Handover(snapshot.index.verdict if snapshot.index is not None else None, snapshot.vanished, bare)
 
 
-def take_over(layout: Layout, given: Handover) -> Snapshot:
+def take_over(layout: Layout, handover: Handover) -> Snapshot:
     """Make the same snapshot in another process. Takes a new one if the index is gone or is not the checked file."""
     try:
-        return snapshot_of(layout, given)
+        return snapshot_of(layout, handover)
     except (FormatError, OSError) as error:
         if is_of_a_signal(error):
             raise
         return load_snapshot(layout)
 
 
-def snapshot_of(layout: Layout, given: Handover) -> Snapshot:
+def snapshot_of(layout: Layout, handover: Handover) -> Snapshot:
     """Make a snapshot without listing anything. Raises FormatError, FileNotFoundError, ReadFailed if its index is not the checked file."""
-    index = Index(layout, given.verdict) if given.verdict is not None else None
-    covered = {ref.digest for number, ref in index.segments.items() if number not in given.vanished} if index is not None else set[str]()
-    return Snapshot(layout, index, given.uncovered, given.vanished, {}, frozenset(covered | set(given.uncovered)))
+    index = Index(layout, handover.verdict) if handover.verdict is not None else None
+    covered = {ref.digest for number, ref in index.segments.items() if number not in handover.vanished} if index is not None else set[str]()
+    return Snapshot(layout, index, handover.uncovered, handover.vanished, {}, frozenset(covered | set(handover.uncovered)))
 
 
 def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
     status = status_of(layout.segment(ref.digest))
     return status is not None and status.st_size == ref.size_bytes
-
-
-def _tail_of(uncovered: Mapping[str, SegmentContents]) -> dict[Key, list[Location]]:
-    tail: dict[Key, list[Location]] = {}
-    for digest, contents in uncovered.items():
-        ref = ref_of(digest, contents)
-        for entry in contents.entries:
-            tail.setdefault(entry.key, []).append(Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
-    return tail
 
 
 def _open_newest(layout: Layout, earlier: Snapshot | None, verdict: Verdict | None) -> Index | None:

@@ -1,4 +1,4 @@
-"""Data sets that are not finished: no run over them has ended, so they have no generation that could be read."""
+"""The data sets of a store by name, and those that are not finished: no run over them has ended, so they have no generation to read."""
 
 import shlex
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from typing import Any
 from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 from cachestore.core.spelling import option
-from cachestore.core.words import listed
+from cachestore.core.words import first_of, listed
 from cachestore.files.paths import Layout
 from cachestore.store.format.catalog import list_generations, list_names, no_data_set
 
@@ -61,6 +61,17 @@ def list_unfinished(layout: Layout) -> list[Unfinished]:
         if other is None or bool(one.at_work) > bool(other.at_work) or one.done > other.done:
             newest[one.name] = one
     return [Unfinished(name, one.done, one.total, bool(one.at_work)) for name, one in sorted(newest.items())]
+
+
+def find_generation(layout: Layout, name: str, asked: int | None) -> int:
+    """Return the generation to read of a data set: the one that is asked for, else the newest. Raises BadInput if there is none."""
+    generations = list_generations(layout, name)
+    if not generations:
+        raise not_there(layout, name, list_data_sets(layout))
+    if asked is not None and asked not in generations:
+        there = first_of(map(str, reversed(generations)))
+        raise BadInput(f"the data set {name!r} of {layout.shown} has no generation {asked}; it has {there}", option="generation")
+    return generations[-1] if asked is None else asked
 
 
 def check_there(layout: Layout, name: str | None) -> None:

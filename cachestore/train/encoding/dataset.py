@@ -12,7 +12,6 @@ from typing import Any, Final, SupportsIndex
 
 import torch
 
-from cachestore.core.arguments import as_whole
 from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, EncodeFailed
@@ -27,14 +26,12 @@ from cachestore.train.batch_slice import BatchSlice
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
 from cachestore.train.collate import SampleDict
-from cachestore.train.columns import complete_rows
 from cachestore.train.dataset import CachedDataset
 from cachestore.train.encoding.joined_pass import JoinedPass
 from cachestore.train.epoch import Epoch
 from cachestore.train.order import Indices
 from cachestore.train.planned import same_epoch
 from cachestore.train.selection import DataOptions, Selection
-from cachestore.train.wanted import check_variants, chosen_resolution
 
 _log = logging.getLogger("cachestore")
 
@@ -93,23 +90,19 @@ class EncodingDataset(CachedDataset):
         self._state = _State(joined)
         reader = Reader(joined.layout.root, verify=seen.verify, io=seen.io, store_id=joined.layout.store_id)
         catalog = joined.catalog()
-        check_variants(catalog)
-        resolution = None if seen.resolution is None else as_whole("resolution", seen.resolution, least=1)
-        policy = None if seen.captions is None else CaptionPolicy.parse(seen.captions)
-        names = None if seen.fields is None else frozenset(seen.fields)
-        options = DataOptions(
+        options = DataOptions.parse(
             reader.layout,
             catalog.name,
             0,
-            seen.latents,
-            as_whole("seed", seen.seed, least=0),
+            latents=seen.latents,
+            captions=seen.captions,
+            fields=seen.fields,
+            dtype=seen.dtype,
+            resolution=seen.resolution,
+            seed=seen.seed,
             is_pinned=True,
-            captions=policy,
-            fields=names,
-            resolution=chosen_resolution(catalog, resolution),
-            dtype=as_dtype(seen.dtype),
         )
-        self._show(reader, Selection(catalog, complete_rows(catalog), options, Epoch()))
+        self._read_from(reader, Selection.of(catalog, options, Epoch()))
         self._selection.check_captions(lambda _key: True)  # what the policy drops to is encoded first
         if joined.plan.refused_count:
             what = plural(joined.plan.refused_count, "row or file", "rows or files")
@@ -168,7 +161,7 @@ class EncodingDataset(CachedDataset):
         """As CachedDataset's. Both encode together."""
         other = EncodingDataset.__new__(EncodingDataset)
         other._state = self._state  # noqa: SLF001 - its own class
-        other._show(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
+        other._read_from(self._reader, self._selection.cast(as_dtype(dtype)))  # noqa: SLF001 - as above
         return other
 
     @property
@@ -182,9 +175,9 @@ class EncodingDataset(CachedDataset):
             raise BadInput(_HERE_ALONE, option="num_workers")
         return _cached, (self.__getstate__(),)
 
-    def _show(self, reader: Reader, selection: Selection) -> CachedDataset:
+    def _read_from(self, reader: Reader, selection: Selection) -> None:
         self._digest = _digest_of(selection.catalog)
-        return super()._show(reader, selection)
+        super()._read_from(reader, selection)
 
     def _check_complete(self, what: str) -> None:
         if self._state.report is None:
@@ -237,7 +230,7 @@ class EncodingDataset(CachedDataset):
         catalog = read_catalog(path, generation=report.generation)
         options = replace(self._selection.options, generation=report.generation)
         self._reader.refresh()
-        self._show(self._reader, Selection(catalog, complete_rows(catalog), options, self._selection.epoch))
+        self._read_from(self._reader, Selection.of(catalog, options, self._selection.epoch))
 
     def _encoded(self, indices: Sequence[SupportsIndex]) -> Sequence[SupportsIndex]:
         state = self._state

@@ -25,7 +25,7 @@ from cachestore.encode.pictures.buckets import Size
 from cachestore.trainers.exported import Block, ExportVariant, Named
 from cachestore.trainers.families import Cached, Family, Trainer, as_picture, framed
 from cachestore.trainers.format import Format, Reading, Writing
-from cachestore.trainers.matching import Added, CacheListing, FileLocation, Matches, ParsedName, stem_of, visuals_of
+from cachestore.trainers.matching import CacheListing, CaptionSettings, FileLocation, Matches, ParsedName, stem_of, visuals_of
 from cachestore.trainers.text import Plain, batched, pop_tensors, taken_apart, together
 
 AI_TOOLKIT: Final = Trainer(
@@ -69,7 +69,7 @@ def parse_name(path: str) -> ParsedName:
     return ParsedName("text" if PurePosixPath(path).parent.name == _TEXT else "latents")
 
 
-def captions_of(text: str, added: Added) -> list[str]:
+def captions_of(text: str, added: CaptionSettings) -> list[str]:
     """Return the caption that ai-toolkit makes from the text of a caption file, and digests.
 
     It adds one space after each comma, and keeps the end of the last line. `[trigger]` and `[name]` become the trigger word, which is put
@@ -118,9 +118,9 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
 def _match_text(path: str, digest: str, samples: Iterable[Sample], matches: Matches) -> None:
     own = (caption for sample in samples for caption in sample.captions)
     for caption in dict.fromkeys((*own, "")):  # if captions are dropped, each picture has a file of the empty one
-        forms = dict.fromkeys((caption, *captions_of(caption, Added()), *matches.read_as.get(caption, ())))
+        forms = dict.fromkeys((caption, *captions_of(caption, CaptionSettings()), *matches.read_as.get(caption, ())))
         for family in AI_TOOLKIT.families_with_text():
-            if any(hash_of(text_info(form, space)) == digest for form in forms for space in _spaces(family)) and matches.counts(family):
+            if any(hash_of(text_info(form, space)) == digest for form in forms for space in _spaces(family)) and matches.accepts(family):
                 matches.take_text(caption, FileLocation(path))
                 return
 
@@ -152,7 +152,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     if all(isinstance(info.get(name), int) for name in _INFO[1:7]):
         width, height, left, top, across, down = (int(info[name]) for name in _INFO[1:7])
         facts |= {"resized": [width, height], "crop": [left, top, left + across, top + down]}
-    return replace(AI_TOOLKIT.latents(family, framed(family, raw), others, facts), info=info)
+    return replace(AI_TOOLKIT.stored_latents(family, framed(family, raw), others, facts), info=info)
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
@@ -183,7 +183,7 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
 def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
     """Return name and contents of a picture's text file."""
     path = PurePosixPath(named.reference)
-    caption = captions_of(named.caption, Added())[0] if named.read_as is None else named.read_as
+    caption = captions_of(named.caption, CaptionSettings())[0] if named.read_as is None else named.read_as
     digest = hash_of(text_info(caption, _spaces(family)[0]))
     name = str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
     if (plain := _PLAIN.get(family.name)) is not None:

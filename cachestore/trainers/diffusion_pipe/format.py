@@ -151,8 +151,8 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
         matches.used.setdefault(kind, set()).update(tables)
     names = {part for path in cache.paths for part in PurePosixPath(path).parts} | {cache.folder.absolute().name}
     models = families_in(names)
-    for family in models.values() if matches.family is None else ():
-        matches.counts(family)
+    if matches.family is None:
+        matches.families |= {family.name: family for family in models.values()}
     if cache.has_latents and any(VIDEO in sample.images and visual_of(sample) in matches.latents for sample in samples):
         matches.fps = rate_of_videos(models, cache.claims, cache.fps)
 
@@ -233,7 +233,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     others = dict(contents.tensors)
     (raw,) = pop_tensors(others, "latents")
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
-    return DIFFUSION_PIPE.latents(family, tensor, others, location.facts)
+    return DIFFUSION_PIPE.stored_latents(family, tensor, others, location.facts)
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:

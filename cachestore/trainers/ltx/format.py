@@ -72,7 +72,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     stated = [contents.values.get(name) for name in _SIZES]
     if stated != [*tensor[1][1:]]:
         raise refuse(f"its {', '.join(_SIZES)} are {stated}, but its latents have the shape {list(tensor[1])}")
-    return replace(LTX.latents(family, tensor, others, location.facts), info=contents.values)
+    return replace(LTX.stored_latents(family, tensor, others, location.facts), info=contents.values)
 
 
 def read_text(contents: Contents, _family: Family, _location: FileLocation) -> Text:

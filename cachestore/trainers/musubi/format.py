@@ -87,7 +87,7 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
         if parsed is None or parsed.family is None:
             continue
         those, span = _of(parsed, pictures, videos)
-        if not those or not matches.counts(parsed.family):
+        if not those or not matches.accepts(parsed.family):
             continue
         if parsed.kind == "text":
             sharing = [sample for _reference, some in those for sample in some]
@@ -119,7 +119,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     tensor = without_batch("latents", raw, 4) if family.has_frames else unframed(raw)
     others = {name: other for name, other in contents.tensors.items() if name != keys[0]}
     facts = dict(location.facts) if location.span is None else dict[str, Json]()  # the size in a clip's name is that of its bucket
-    return replace(MUSUBI.latents(family, tensor, others, facts), info=contents.values)
+    return replace(MUSUBI.stored_latents(family, tensor, others, facts), info=contents.values)
 
 
 def read_text(contents: Contents, family: Family, location: FileLocation) -> Text:

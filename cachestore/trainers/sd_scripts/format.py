@@ -24,7 +24,7 @@ from cachestore.encode.pictures.buckets import SHORTEST_SIDE, Size, crop_box
 from cachestore.trainers.exported import Block, ExportVariant, Named
 from cachestore.trainers.families import RAW, Cached, Family, Trainer
 from cachestore.trainers.format import Format, Reading, Writing
-from cachestore.trainers.matching import Added, CacheListing, FileLocation, Matches, ParsedName, by_name, stem_of, visuals_of
+from cachestore.trainers.matching import CacheListing, CaptionSettings, FileLocation, Matches, ParsedName, by_name, stem_of, visuals_of
 from cachestore.trainers.text import POOLED, PROMPT, SECOND, THIRD, clip_apart, clip_together, mask_of, pop_tensors
 
 SD_SCRIPTS: Final = Trainer(
@@ -67,7 +67,7 @@ def parse_name(path: str) -> ParsedName | None:
     return None if found is None else ParsedName("text", found["family"], SD_SCRIPTS.family_called(found["family"]))
 
 
-def captions_of(text: str, _added: Added) -> list[str]:
+def captions_of(text: str, _added: CaptionSettings) -> list[str]:
     """Return the caption that sd-scripts reads from the text of a caption file: its first line."""
     return [text.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0].strip()]
 
@@ -81,7 +81,7 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
         parsed, older = parse_name(path), path.removesuffix(".npz")
         if parsed is None or parsed.family is None or not parsed.stem:
             parsed = ParsedName("latents", stem=older)
-        if parsed.stem not in pictures or not matches.counts(parsed.family):
+        if parsed.stem not in pictures or not matches.accepts(parsed.family):
             continue
         reference, sharing = pictures[parsed.stem]
         if older != parsed.stem and older in stems:
@@ -110,7 +110,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     if "size" not in facts and size is not None and size[1] == (2,) and size[0] in _WHOLE_NUMBERS:
         sides: list[int] = as_array(size).tolist()
         facts |= {"size": sides} if all(1 <= side < 1 << 31 for side in sides) else {}
-    return SD_SCRIPTS.latents(family, tensor, others, facts)
+    return SD_SCRIPTS.stored_latents(family, tensor, others, facts)
 
 
 def _note_of(named: Named, latents: Raw) -> dict[str, Raw]:

@@ -30,12 +30,12 @@ from cachestore.trainers.exported import Block, ExportVariant, Listed, Named, ch
 from cachestore.trainers.families import MEAN, Cached, Family, Trainer, as_picture, framed
 from cachestore.trainers.format import Format, Reading, Writing
 from cachestore.trainers.matching import (
-    Added,
     CacheListing,
+    CaptionSettings,
     FileLocation,
     Matches,
-    Metadata,
     ParsedName,
+    SideFacts,
     references_of,
     stem_of,
     visuals_of,
@@ -65,7 +65,7 @@ _BOTH: Final = "vae/"
 """The folder of latents inside a folder that holds text too, such as an export."""
 _TIME_IDS: Final = "time_ids"
 _MASKS: Final = "attention_masks"
-METADATA_FILES: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_(?P<id>.*)\.json")
+SIDE_FILES: Final = re.compile(r"aspect_ratio_bucket_(?P<kind>metadata|indices)_(?P<id>.*)\.json")
 _INDICES: Final = "aspect_ratio_bucket_indices"
 _SIZES: Final[Mapping[str, str]] = {"original_size": "size", "intermediary_size": "resized", "target_size": "bucket"}
 _DROPPED: Final = "__caption_dropout__"
@@ -90,7 +90,7 @@ def parse_name(path: str) -> ParsedName | None:
     return ParsedName("latents") if _LATENTS.fullmatch(name) is not None else None
 
 
-def captions_of(text: str, _added: Added) -> list[str]:
+def captions_of(text: str, _added: CaptionSettings) -> list[str]:
     """Return the captions that SimpleTuner reads from the text of a caption file: its lines, with spaces but without line ends."""
     return [line for line in text.split("\n") if line] if "\n" in text else [text]
 
@@ -113,7 +113,7 @@ def match(cache: CacheListing, samples: Sequence[Sample], matches: Matches) -> N
     texts = {path: one._replace(family=SIMPLETUNER.family_called(str(one.named), matches.family)) for path, one in texts.items()}
     known = {path: parsed for path, parsed in texts.items() if parsed.family is not None}
     for path, parsed in known.items():
-        if parsed.stem in captions and matches.counts(parsed.family):
+        if parsed.stem in captions and matches.accepts(parsed.family):
             matches.take_text(captions[parsed.stem], FileLocation(path))
     _match_by_picture({path: parsed for path, parsed in known.items() if parsed.stem not in captions}, samples, matches)
     _match_latents([path for path in cache.paths if path not in texts], samples, matches)
@@ -124,7 +124,7 @@ def _match_by_picture(texts: Mapping[str, ParsedName], samples: Sequence[Sample]
     digests = _digests_by_picture(samples, matches) if texts else {}
     found: dict[str, dict[str, str]] = {}
     for path, parsed in texts.items():
-        if parsed.stem in digests and matches.counts(parsed.family):
+        if parsed.stem in digests and matches.accepts(parsed.family):
             caption, reference = digests[parsed.stem]
             found.setdefault(caption, {})[path] = reference
     for caption, files in found.items():
@@ -132,7 +132,7 @@ def _match_by_picture(texts: Mapping[str, ParsedName], samples: Sequence[Sample]
             matches.doubt_text([caption], f"{' and '.join([*files][:3])} are text of one caption with several pictures")
             continue
         for path, reference in files.items():
-            matches.take_text(caption, FileLocation(path, beside=reference or None))
+            matches.take_text(caption, FileLocation(path, visual=reference or None))
 
 
 def _digests_by_picture(samples: Sequence[Sample], matches: Matches) -> dict[str, tuple[str, str]]:
@@ -167,7 +167,7 @@ def _match_latents(paths: Sequence[str], samples: Sequence[Sample], matches: Mat
         matches.take_only(reference, newer or locations)
 
 
-def read_metadata(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
+def read_side_file(name: str, data: bytes, references: Collection[str], matches: Matches) -> None:
     """Add to `matches` what one of the two JSON files reports about these pictures. Raises BadInput.
 
     A path must end with a picture's reference; others are ignored. Impossible entries, and paths that may be several pictures, are ignored
@@ -179,7 +179,7 @@ def read_metadata(name: str, data: bytes, references: Collection[str], matches: 
         raise BadInput(
             f"{name} is not JSON ({error}): fix it, or move it away; without it, all crops are assumed to be at the centre"
         ) from error
-    found = METADATA_FILES.fullmatch(PurePosixPath(name).name)
+    found = SIDE_FILES.fullmatch(PurePosixPath(name).name)
     if found is not None and found["kind"] == "indices":
         _read_indices(name, body, references, matches)
         return
@@ -191,7 +191,7 @@ def read_metadata(name: str, data: bytes, references: Collection[str], matches: 
             senseless += 1
         else:
             info = {key: value for key, value in entry.items() if key not in _SIZES and key != "crop_coordinates"}
-            matches.metadata.setdefault(reference, []).append(Metadata(name, facts, info))
+            matches.side_facts.setdefault(reference, []).append(SideFacts(name, facts, info))
     if known.doubtful:
         what = f"{plural(len(known.doubtful), 'path')} of {name} may be of {known.may_be()}, so nothing is taken from them"
         matches.remarks.append(what)
@@ -233,7 +233,7 @@ def read_latents(contents: Contents, family: Family, location: FileLocation) -> 
     """Return the latents of one picture. Raises EncodeFailed."""
     others = dict(contents.tensors)
     (raw,) = pop_tensors(others, _WHOLE if _WHOLE in others and "latents" not in others else "latents")
-    return SIMPLETUNER.latents(family, framed(family, raw), others, location.facts)
+    return SIMPLETUNER.stored_latents(family, framed(family, raw), others, location.facts)
 
 
 def read_text(contents: Contents, family: Family, _location: FileLocation) -> Text:
@@ -351,8 +351,8 @@ FORMAT: Final = Format(
         side_data=side_data,
         settings=settings,
     ),
-    metadata_files=METADATA_FILES,
-    read_metadata=read_metadata,
+    side_files=SIDE_FILES,
+    read_side_file=read_side_file,
     captions_of=captions_of,
     is_one_caption=False,
     has_videos=True,

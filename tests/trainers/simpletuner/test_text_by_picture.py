@@ -42,7 +42,7 @@ def test_a_text_is_of_its_own_caption_and_of_one_picture_alone(rows, is_older, i
     known = {path: row for path, row in written.items() if row[2] in ids}
     for caption in {row[1] for row in rows}:
         pictures = {path: row[0] for path, row in known.items() if row[1] == caption}
-        found = {location.path: location.beside for location in matches.text.get(caption, ())}
+        found = {location.path: location.visual for location in matches.text.get(caption, ())}
         assert found == (pictures if len(pictures) == 1 else {})
         assert (caption in matches.doubtful) == (len(pictures) > 1)
     assert matches.families.keys() == ({"qwen-image"} if known else set())

@@ -1,4 +1,4 @@
-"""What a data set reads from the columns of a catalog: complete rows, their buckets, keys and sizes.
+"""What a data set reads from the cells of a key column: complete rows, their buckets, keys and sizes.
 
 Functions for a batch read only its own rows, as a column may be in a file (`open_catalog`).
 """
@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 from cachestore.core.batch_shapes import FPS, NUM_FRAMES, SIZES
 from cachestore.core.inputs import cells_each
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Key
-from cachestore.files.table import Digests, Strings, run_of
+from cachestore.files.table import Digests, run_of
 from cachestore.store.format.catalog import FACTS, Catalog, KeyColumn
 
 Bucket = tuple[int, ...]
 """(width, height) of an encoded picture, (width, height, frames) of a video, () for a sample without either."""
-
-NO_EXTRAS: Final = "{}"
-"""The catalog's text for a sample without extra columns."""
 
 _BUCKET_BITS: Final = 21
 _BUCKET_SHIFTS: Final = np.arange(3, dtype=np.int64)[::-1] * _BUCKET_BITS
@@ -39,7 +36,7 @@ def complete_rows(catalog: Catalog) -> NDArray[np.int64]:
     return np.flatnonzero(complete)
 
 
-def is_one_a_bucket(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
+def can_be_stacked(controls: KeyColumn, pictures: KeyColumn | None, rows: NDArray[np.int64]) -> bool:
     """Whether each row has exactly one control image, whose bucket follows from the row's own. These can be stacked."""
     each = cells_each(controls.options)
     if pictures is None or not len(rows) or (np.diff(np.asarray(controls.at, dtype=np.int64))[rows] != each).any():
@@ -71,7 +68,7 @@ def bucket_groups(column: KeyColumn, rows: NDArray[np.int64]) -> dict[Bucket, li
     return dict(zip(buckets, (group.tolist() for group in np.split(order, starts[1:])), strict=True))
 
 
-def joined(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
+def join_columns(pictures: KeyColumn, videos: KeyColumn) -> KeyColumn:
     """Merge the columns of pictures and videos into one that has the cells of both.
 
     A picture counts as a video of one frame with rate 0. If one column has no cells, the other is returned unchanged. Otherwise the cells
@@ -114,13 +111,6 @@ def _numbers(values: NDArray[np.int64]) -> "memoryview[int]":
 
 def _raw(values: Sequence[bytes], width: int) -> NDArray[np.uint8]:
     return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
-
-
-def has_extras(extras: Sequence[str]) -> bool:
-    """Whether any sample has extra columns."""
-    if isinstance(extras, Strings):
-        return extras.size_bytes > len(NO_EXTRAS) * len(extras)  # any other text is longer
-    return any(text != NO_EXTRAS for text in extras)
 
 
 def cells_at(column: KeyColumn, rows: Sequence[int], variants: Sequence[int]) -> list[int]:

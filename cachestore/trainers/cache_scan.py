@@ -1,4 +1,4 @@
-"""The files of a cache: which samples they belong to, and which are older than their picture or caption."""
+"""The files of a cache, as `import` finds them: which samples they belong to, and which are older than their picture or caption."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,13 +20,23 @@ from cachestore.sources.listing import Listing
 from cachestore.sources.remarks import Remarks
 from cachestore.sources.tars import tars_at
 from cachestore.sources.unused import NO_FRAMES
+from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.caption_files import SUFFIXES, EncodedCaptions
 from cachestore.trainers.families import Family, family_named
 from cachestore.trainers.file_encoder import FileEncoder, ImportedLatents
 from cachestore.trainers.format import Format
 from cachestore.trainers.import_request import ImportRequest
-from cachestore.trainers.matching import Added, CacheListing, ClipFrames, FileLocation, Kind, Matches, ParsedName, visual_of, visuals_of
-from cachestore.trainers.sandbox import CacheFiles
+from cachestore.trainers.matching import (
+    CacheListing,
+    CaptionSettings,
+    ClipFrames,
+    FileLocation,
+    Kind,
+    Matches,
+    ParsedName,
+    visual_of,
+    visuals_of,
+)
 
 _SIDE_FILE_BYTES: Final = 256 << 20
 """As much as a side file says of a million pictures."""
@@ -46,7 +56,7 @@ class CacheScan:
     listing: Listing
     files: Sequence[FileOnDisk]
     """Files that may belong to a cache, sorted."""
-    captions: EncodedCaptions
+    encoded_captions: EncodedCaptions
     samples: Sequence[Sample]
     """Samples with the captions that the trainer encoded; once the files are matched, one for each clip of a video."""
     matches: Matches
@@ -109,36 +119,38 @@ class CacheScan:
                 option="folder",
             )
 
-    def match(self, cache: CacheFiles, seen: Remarks) -> None:
+    def match(self, cache: CacheFiles, about_source: Remarks) -> None:
         """Match the files to samples, make a sample of each clip of a video, and read the trainer's side files.
 
         Raises BadUsage if no file belongs to a sample, BadInput.
         """
-        request, matches, is_side_file = self.request, self.matches, self.format.metadata_files
-        folders = dict.fromkeys((self.root, cache.root)) if is_side_file is not None else ()
-        there = [path for folder in folders for path in sorted(folder.iterdir())]
-        named = [(path, found) for path in there if is_side_file and (found := is_side_file.fullmatch(path.name)) and path.is_file()]
-        matches.ids = sorted({found["id"] for _path, found in named})
+        request, matches, side_file = self.request, self.matches, self.format.side_files
+        beside: list[Path] = []
+        if side_file is not None:
+            folders = dict.fromkeys((self.root, cache.root))
+            paths = [path for folder in folders for path in sorted(folder.iterdir())]
+            found = {path: name for path in paths if (name := side_file.fullmatch(path.name)) and path.is_file()}
+            beside, matches.ids = [*found], sorted({name["id"] for name in found.values()})
         listing = CacheListing(self.paths, cache.root, cache.read, request.encode != ("text",), request.claims, request.fps)
         may_match = [sample for sample in self.samples if self.format.has_videos or VIDEO not in sample.images]
         self.format.reading.match(listing, may_match, matches)
-        self._settle_videos(seen)
+        self._split_videos(about_source)
         self._leave_out_older()
-        if self.format.read_metadata is not None:
-            for path in dict.fromkeys(path.resolve() for path, _found in named):
+        if self.format.read_side_file is not None:
+            for path in dict.fromkeys(path.resolve() for path in beside):
                 data = read_foreign(path, limit_bytes=_SIDE_FILE_BYTES)
-                self.format.read_metadata(str(path), data, visuals_of(self.samples).keys(), matches)
-            self.side_files = [(path.name, *_stat_record(path)) for path, _found in named]
+                self.format.read_side_file(str(path), data, visuals_of(self.samples).keys(), matches)
+            self.side_files = [(path.name, *_stat_record(path)) for path in beside]
         if not any((matches.text, matches.latents, matches.doubtful, matches.doubtful_latents)):
             raise BadUsage(self._why_nothing())
 
-    def _settle_videos(self, seen: Remarks) -> None:
+    def _split_videos(self, about_source: Remarks) -> None:
         """Make a sample of each clip of a video. If the cache holds nothing of videos, they are left out, as `precompute` does."""
         latents = {*self.matches.latents, *self.matches.doubtful_latents}
         videos = [sample for sample in self.samples if VIDEO in sample.images]
         if not any(visual_of(one) in latents or (not latents and one.captions[0] in self.matches.text) for one in videos):
             for sample in videos:
-                seen.unused.add(NO_FRAMES, sample.id)
+                about_source.unused.add(NO_FRAMES, sample.id)
             self.samples = [sample for sample in self.samples if VIDEO not in sample.images]
         spans = {sample.id: self.matches.spans(visual_of(sample)) for sample in self.samples}
         are_several = any(len(those) > 1 for those in spans.values())
@@ -159,12 +171,12 @@ class CacheScan:
         for caption, locations in self.matches.text.items():
             if len(locations) == 1:
                 continue
-            are_older = [one.beside is not None and self._caption_time(one.beside) > self._time_of(one) for one in locations]
+            are_older = [one.visual is not None and self._caption_time(one.visual) > self._file_time(one) for one in locations]
             if any(are_older) and not all(are_older):
                 self.older += [one.path for one, is_older in zip(locations, are_older, strict=True) if is_older]
                 self.matches.text[caption] = [one for one, is_older in zip(locations, are_older, strict=True) if not is_older]
 
-    def _time_of(self, location: FileLocation) -> int:
+    def _file_time(self, location: FileLocation) -> int:
         return _modified(Path(self.request.folder) / location.path)
 
     def _caption_time(self, reference: str) -> int:
@@ -185,23 +197,22 @@ class CacheScan:
     def stale(self, kinds: Collection[str]) -> Iterator[str]:
         """Yield files older than their picture, video or caption. They may still be right, because copying a source makes it younger."""
         yield from self.older if "text" in kinds else ()
-        beside: dict[tuple[str, str], list[FileLocation]] = {}
+        texts: dict[tuple[str, str | None], list[FileLocation]] = {}
         for caption, locations in self.matches.text.items():
             for location in locations:
-                if location.beside is not None:
-                    beside.setdefault((caption, location.beside), []).append(location)
+                texts.setdefault((caption, location.visual), []).append(location)
         for sample in self.samples:
             if (reference := visual_of(sample)) is None:
                 continue
             span = self.spans.get(sample.id)
             latents = [one for one in self.matches.latents.get(reference, ()) if one.span == span] if "latents" in kinds else []
-            yield from (location.path for location in latents[:1] if self._source_time(reference) > self._time_of(location))
+            yield from (location.path for location in latents[:1] if self._source_time(reference) > self._file_time(location))
             for caption in sample.captions[:1] if "text" in kinds else ():
-                alone = [location for location in self.matches.text.get(caption, ())[:1] if location.beside is None]
-                texts = beside.get((caption, reference), alone)
-                yield from (location.path for location in texts if self._caption_time(reference) > self._time_of(location))
+                alone = [location for location in self.matches.text.get(caption, ())[:1] if location.visual is None]
+                named = texts.get((caption, reference), alone)
+                yield from (location.path for location in named if self._caption_time(reference) > self._file_time(location))
 
-    def kinds(self, family: Family) -> Sequence[str]:
+    def kinds_to_import(self, family: Family) -> Sequence[str]:
         """Return the kinds to import: those requested, else those of this family in the folder, whether or not they match a sample.
 
         Raises BadUsage for latents if the source has no pictures.
@@ -235,11 +246,11 @@ class CacheScan:
     def remarks(self, family: Family, kinds: Collection[str]) -> Iterator[str]:
         """Yield what the user should know about the files."""
         matches = self.matches
-        yield from (*matches.remarks, *self._unknown_families(), *self.captions.remarks())
+        yield from (*matches.remarks, *self._unknown_families(), *self.encoded_captions.remarks())
         captions = [caption for caption in matches.doubtful if caption not in matches.text and "text" in kinds]
         if captions:
             yield f"text of {plural(len(captions), 'caption')} is not imported: {matches.doubtful[captions[0]]}"
-        pictures = [one for one in matches.doubtful_latents if not matches.metadata.get(one) and "latents" in kinds]
+        pictures = [one for one in matches.doubtful_latents if not matches.side_facts.get(one) and "latents" in kinds]
         if pictures:
             yield f"latents of {_named(pictures, self.format)} are not imported: {matches.doubtful_latents[pictures[0]]}"
         texts = [path for path, parsed in self.by_kind.get("text", ()) if _may_be_of(parsed, family)]
@@ -249,7 +260,7 @@ class CacheScan:
             yield f"{which} no caption of the source, and may belong to {self.format.text_may_be()}"
 
 
-def scan_cache(request: ImportRequest, wanted: Format, listing: Listing, seen: Remarks) -> CacheScan:
+def scan_cache(request: ImportRequest, cache_format: Format, listing: Listing, about_source: Remarks) -> CacheScan:
     """Return the files of a cache and the samples of a source, not matched yet. Stores inside the folder are skipped. Raises BadInput."""
     files: list[FileOnDisk] = []
     for root, folders, names in os.walk(request.folder):
@@ -259,16 +270,19 @@ def scan_cache(request: ImportRequest, wanted: Format, listing: Listing, seen: R
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in (Path(root) / name for name in names if not name.startswith(".")):
             relative = path.relative_to(request.folder).as_posix()
-            if wanted.files.search(relative) is not None:
+            if cache_format.files.search(relative) is not None:
                 files.append((relative, *_stat_record(path)))
-    added = Added(request.trigger_word, request.caption)
-    captions = EncodedCaptions(wanted, listing if Path(request.data).is_dir() else None, request.caption_lines, added)
+    added = CaptionSettings(request.trigger_word, request.caption)
+    captions = EncodedCaptions(cache_format, listing if Path(request.data).is_dir() else None, request.caption_lines, added)
     matches = Matches(None if request.family is None else family_named(request.family), captions.read_as)
-    scan = CacheScan(request, wanted, listing, sorted(files), captions, (), matches)
+    scan = CacheScan(request, cache_format, listing, sorted(files), captions, (), matches)
     policy, has_text = CaptionPolicy.parse(request.captions), "text" in (request.encode or scan.by_kind)
     scan.samples = [
-        replace(sample, captions=policy.texts(captions.take(sample) if has_text else sample.captions)) for sample in listing.samples(seen)
+        replace(sample, captions=policy.texts(captions.as_encoded(sample) if has_text else sample.captions))
+        for sample in listing.samples(about_source)
     ]
+    if cache_format.is_beside:
+        scan.check_roots()
     return scan
 
 
@@ -291,13 +305,13 @@ def _may_be_of(parsed: ParsedName, family: Family) -> bool:
     return parsed.family is None or parsed.family.name == family.name
 
 
-def _counted(pictures: Collection[str], wanted: Format) -> str:
+def _counted(pictures: Collection[str], cache_format: Format) -> str:
     """Count what the files are of: for trainers that cache videos, several clips may be of one."""
-    return plural(len(pictures), "picture or video", "pictures or videos") if wanted.has_videos else plural(len(pictures), "picture")
+    return plural(len(pictures), "picture or video", "pictures or videos") if cache_format.has_videos else plural(len(pictures), "picture")
 
 
-def _named(pictures: Collection[str], wanted: Format) -> str:
-    return f"{_counted(pictures, wanted)} ({first_of(sorted(pictures))})"
+def _named(pictures: Collection[str], cache_format: Format) -> str:
+    return f"{_counted(pictures, cache_format)} ({first_of(sorted(pictures))})"
 
 
 def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
@@ -308,17 +322,17 @@ def remarks_of(encoders: Iterable[FileEncoder]) -> Iterator[str]:
     for encoder in encoders:
         if not isinstance(encoder, ImportedLatents):
             continue
-        trained = encoder.cache.format
+        cache_format = encoder.cache.format
         if encoder.several:
             have = noun(len(encoder.several), "has", "have")
-            yield f"{_named(encoder.several, trained)} {have} latents of several resolutions; the largest are imported"
-        if encoder.turned and not trained.turns_pictures:
-            turned = f"{_named(encoder.turned, trained)} {noun(len(encoder.turned), 'is', 'are')} turned by EXIF data"
+            yield f"{_named(encoder.several, cache_format)} {have} latents of several resolutions; the largest are imported"
+        if encoder.turned and not cache_format.turns_pictures:
+            turned = f"{_named(encoder.turned, cache_format)} {noun(len(encoder.turned), 'is', 'are')} turned by EXIF data"
             yield (
-                f"{turned}, but {trained.name} ignores that: it encoded them lying on their side, and they are imported like that; run"
+                f"{turned}, but {cache_format.name} ignores that: it encoded them lying on their side, and they are imported like that; run"
                 " `cachestore precompute` to encode them upright"
             )
-        for name, pictures in sorted(encoder.beside.items()):
+        for name, pictures in sorted(encoder.extra_tensors.items()):
             if name not in _IN_FACTS:
                 masks = ": for masks in training, run `cachestore precompute` on the source with its own masks" if name in _MASKS else ""
-                yield f"{name} of {_counted(pictures, trained)} is stored for a later export, but data sets do not return it{masks}"
+                yield f"{name} of {_counted(pictures, cache_format)} is stored for a later export, but data sets do not return it{masks}"

@@ -14,7 +14,7 @@ from cachestore.core.inputs import cells_each, is_trained_on
 from cachestore.core.read_block import LatentsBlock, MaskBlock, TextBlock, parse_latents, parse_mask, parse_text
 from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.store.format.catalog import Catalog, KeyColumn
-from cachestore.train.columns import joined
+from cachestore.train.cells import join_columns
 
 CAPTION: Final = "caption"
 """The role of key columns made from captions."""
@@ -111,7 +111,7 @@ def _images_column(catalog: Catalog, encoder: str, role: str, resolution: int | 
     return next((column for column in columns if (column.encoder, column.role) == (encoder, role)), None)
 
 
-def shown_columns(catalog: Catalog, resolution: int | None, form: LatentsAs) -> list[LatentsColumn]:
+def control_columns(catalog: Catalog, resolution: int | None, form: LatentsAs) -> list[LatentsColumn]:
     """The latents of control images, references and the like: `ROLE_latents` in a batch."""
     found: dict[str, LatentsColumn] = {}
     for column in _image_columns(catalog, resolution):
@@ -151,10 +151,10 @@ def trained_column(catalog: Catalog, resolution: int | None, form: LatentsAs) ->
         return videos if len(videos.column.keys) else pictures
     if pictures.column.fingerprint != videos.column.fingerprint:
         raise FormatError("its pictures and videos were encoded by two VAEs; run `cachestore precompute` again")
-    return replace(videos, column=joined(pictures.column, videos.column))
+    return replace(videos, column=join_columns(pictures.column, videos.column))
 
 
-def variants_of(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
+def count_variants(catalog: Catalog, trained: LatentsColumn | None, resolution: int | None) -> int | NDArray[np.int64]:
     """The number of variants of what is trained on; an array by row if pictures and videos differ."""
     columns = (_images_column(catalog, LATENTS, role, resolution) for role in (IMAGE, VIDEO))
     found = [column for column in columns if column is not None and len(column.keys)]
@@ -172,5 +172,5 @@ def mask_column(catalog: Catalog, resolution: int | None, pictures: LatentsColum
     if not columns or pictures is None:
         return None
     patch = pictures.block.patchify if pictures.form in {"sample", "mean"} else 1
-    column = reduce(joined, columns)
+    column = reduce(join_columns, columns)
     return MaskColumn(column, parse_mask(catalog.recipes[column.fingerprint]), patch, pictures.block.temporal_factor)
