@@ -42,9 +42,9 @@ BUCKETS: Final = "buckets"
 """Option of an image column: the trainer whose rule chooses bucket, resized size and crop; left out for the rule of this project."""
 Buckets = Literal["cachestore", "sd-scripts", "musubi", "simpletuner", "ai-toolkit", "diffusers"]
 OWN: Final[Buckets] = "cachestore"
+"""The rule of this project."""
 READ_HERE: Final[tuple[Buckets, ...]] = (OWN, "diffusers")
 """The buckets of who trains with cachestore's loader, or with diffusers' scripts. The others are of trainers with caches of their own."""
-"""The rule of this project."""
 BUCKET_MIN: Final = "bucket_min"
 BUCKET_MAX: Final = "bucket_max"
 """Options of an image column: the limits of a bucket's sides in pixels; left out where the rule has none."""

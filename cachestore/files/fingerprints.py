@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from cachestore.core.arguments import as_many, as_path
 from cachestore.core.errors import BadInput
@@ -69,7 +70,7 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
     try:
         is_folder = stat.S_ISDIR(root.stat().st_mode)
     except OSError as error:
-        raise BadInput(f"cannot fingerprint {root}: {error.strerror}; check the path, and whether you may read it") from error
+        _refuse(error)
     if not is_folder:
         yield root.name, root
         return
@@ -83,6 +84,5 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
     yield from sorted(found.items())
 
 
-def _refuse(error: OSError) -> None:
-    """Raise BadInput for a folder that cannot be listed: without its files another model could have the same fingerprint."""
+def _refuse(error: OSError) -> NoReturn:  # without the files of a folder, another model could have the same fingerprint
     raise BadInput(f"cannot fingerprint {error.filename}: {error.strerror}; check the path, and whether you may read it") from error

@@ -109,20 +109,16 @@ def _check(layout: Layout, folder: int | None, published: Path | None) -> None:
             f"the store at {layout.root} is not the one that was opened (was another disk mounted, or another folder moved"
             " there?); put the first one back, or open this one, then run the same command again"
         )
-    if published is not None and not _is_there(layout, folder, published):
+    if published is None:
+        return
+    try:
+        os.stat(published if folder is None else published.relative_to(layout.root), dir_fd=folder, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ReadFailed(
             f"{published} is not in the store that was opened (was its disk unmounted during the write?); run the same command again"
-        )
-
-
-def _is_there(layout: Layout, folder: int | None, path: Path) -> bool:
-    try:
-        os.stat(path if folder is None else path.relative_to(layout.root), dir_fd=folder, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        ) from error
     except OSError as error:
-        refuse_reading(path, error)
-    return True
+        refuse_reading(published, error)
 
 
 def _gone(layout: Layout) -> ReadFailed:

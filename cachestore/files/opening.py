@@ -132,15 +132,19 @@ def read_foreign(path: Path, *, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> bytes
 
     What is read is counted: a file with more than `limit_bytes`, or with other bytes than the system states, is an OSError too.
     """
+    pieces: list[bytes] = []
     descriptor, size = _open_foreign(path)
+    left = size + 1
     try:
         refuse_size(path, size, limit_bytes)
-        data = _read_counted(descriptor, size + 1)
+        while left and (piece := os.read(descriptor, left)):  # memory is taken only for what is there
+            pieces.append(piece)
+            left -= len(piece)
     finally:
         os.close(descriptor)
-    if len(data) != size:
+    if left != 1:
         raise OSError(f"{path} changed while it was read; run the same command again")
-    return data
+    return b"".join(pieces)
 
 
 def refuse_size(path: Path, size: int, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> None:
@@ -166,15 +170,6 @@ def _open_foreign(path: Path) -> tuple[int, int]:
 
 def _no_file(path: Path) -> OSError:
     return OSError(errno.EINVAL, "it is not a regular file but a fifo, a device, a socket or a folder", str(path))
-
-
-def _read_counted(descriptor: int, most: int) -> bytes:
-    """Return what a descriptor gives, up to `most` bytes. Memory is taken only for what is there."""
-    pieces: list[bytes] = []
-    while most and (piece := os.read(descriptor, most)):
-        pieces.append(piece)
-        most -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def is_link(path: Path) -> bool:

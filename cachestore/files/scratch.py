@@ -34,7 +34,10 @@ def scratch_folder(above: Path | None = None) -> Generator[Path]:
     mine = f"{_NAME}{socket.gethostname()}-"
     try:
         above = above or Path(tempfile.gettempdir())
-        _remove_abandoned(above, mine)
+        for folder in [above / name for name in names_in(above, is_root=True) if name.startswith(mine)]:
+            with suppress(OSError):  # a free lock: its process has ended
+                if _is_own_and_old(folder.lstat()) and is_locked(folder / _LOCK) is False:
+                    shutil.rmtree(folder)
         made = tempfile.TemporaryDirectory(prefix=mine, dir=above, ignore_cleanup_errors=True)
     except OSError as error:
         where = above or "there is no folder for temporary files"
@@ -45,16 +48,6 @@ def scratch_folder(above: Path | None = None) -> Generator[Path]:
         yield folder
 
 
-def _remove_abandoned(above: Path, mine: str) -> None:
-    """Remove the folders whose lock is free: their process has ended."""
-    for name in names_in(above, is_root=True):
-        folder = above / name
-        with suppress(OSError):
-            if name.startswith(mine) and _is_own_and_old(folder) and is_locked(folder / _LOCK) is False:
-                shutil.rmtree(folder)
-
-
-def _is_own_and_old(path: Path) -> bool:
-    status = path.lstat()
+def _is_own_and_old(status: os.stat_result) -> bool:
     is_own = stat.S_ISDIR(status.st_mode) and (not hasattr(os, "getuid") or status.st_uid == os.getuid())
     return is_own and status.st_mtime < time.time() - _YOUNG_SECONDS

@@ -82,22 +82,14 @@ def check(layout: Layout, name: IndexName) -> Verdict:
     path = layout.index(name)
     with opened(path) as (descriptor, status):
         identity = FileIdentity.of(status)
-        is_too_long = status.st_size > _longest(descriptor)
-    if is_too_long or digest_file(path) != name.digest:
+        start = read_at(descriptor, _META.size, 0)
+    longest = math.inf  # by the LMDB header, if it has this machine's word size and byte order: no terabyte of zeros behind it is digested
+    if struct.calcsize("P") == _META_WORD and len(start) == _META.size:
+        magic, map_bytes = _META.unpack(start)
+        longest = map_bytes if magic == _MAGIC else math.inf
+    if identity.size > longest or digest_file(path) != name.digest:
         raise FormatError(f"the index {path} does not match the digest in its name; run {layout.command('repair')} to rebuild it")
     return Verdict(name, identity)
-
-
-def _longest(descriptor: int) -> float:
-    """How many bytes an index may have, by its LMDB header. So no terabyte of zeros behind it is digested.
-
-    Infinite if the header is not one of this machine's word size and byte order.
-    """
-    raw = read_at(descriptor, _META.size, 0)
-    if struct.calcsize("P") != _META_WORD or len(raw) < _META.size:
-        return math.inf
-    magic, map_bytes = _META.unpack(raw)
-    return map_bytes if magic == _MAGIC else math.inf
 
 
 _UNREADABLE: Final = (lmdb.Error, ValueError, TypeError, KeyError, struct.error)
@@ -127,7 +119,10 @@ class Index:
         self._tables: dict[bytes, Any] = {}
         self._layouts: dict[int, Specs] = {}
         try:
-            self.segments: Mapping[int, SegmentRef] = self._read_segments()
+            with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:
+                self.segments: Mapping[int, SegmentRef] = {
+                    _NUMBER.unpack(bytes(number))[0]: SegmentRef(*json.loads(bytes(value))) for number, value in cursor
+                }
         except FormatError:
             self.close()
             raise
@@ -163,14 +158,6 @@ class Index:
         kind = NoIndex if isinstance(error, _STRANGE) else FormatError
         return kind(f"{self._path} is not an index that can be read ({error}); run {to_repair(self._path)} to rebuild it")
 
-    def _read_segments(self) -> dict[int, SegmentRef]:
-        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:
-            found = ((number, json.loads(bytes(value))) for number, value in cursor)
-            return {
-                _NUMBER.unpack(bytes(number))[0]: SegmentRef(digest, size, entries, origin)
-                for number, (digest, size, entries, origin) in found
-            }
-
     def find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """The locations of each key, in the order of `keys`; an empty list for a key that the index lacks."""
         try:  # as `_reading`, without its generator, which takes a third of the time
@@ -191,7 +178,10 @@ class Index:
             if None in values:
                 return None
             if len(values) == 1:  # one key: the way below would cost twice as much
-                return self._located(*unpack_first(values[0]))
+                number, ordinal, offset, layout, checksum = unpack_first(values[0])
+                if layout not in self._layouts:
+                    self._read_layouts([layout])
+                return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
             if not values:
                 return Located.of(())
             numbers, ordinals, offsets, layouts, checksums = zip(*unpack_firsts(values), strict=True)
@@ -201,11 +191,6 @@ class Index:
             return Located(tuple([refs[n] for n in numbers]), ordinals, offsets, tuple([known[n] for n in layouts]), checksums)
         except _UNREADABLE as error:
             raise self._complaint(error) from error
-
-    def _located(self, number: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> Located:
-        if layout not in self._layouts:
-            self._read_layouts([layout])
-        return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
 
     def _read_layouts(self, layouts: Iterable[int]) -> None:
         with self._reading() as (transaction, tables):

@@ -229,18 +229,14 @@ class Appender:
                 acknowledged = self._write(closed) if result is None else result.result()
             except Exception:
                 closed.is_written = False  # it is written again by the next call, in its own thread
-                self._forget_failures()
+                for other in self._closed:  # one error is enough for a full disk: what else failed is written again, too
+                    if other.result is not None and other.result.exception() is not None:
+                        other.result, other.is_written = None, False
                 raise
             self._closed.popleft()
             self._keys.difference_update(acknowledged.keys)
             closed.draft.release()
             self._acknowledged.append(acknowledged)
-
-    def _forget_failures(self) -> None:
-        """One error is enough for a full disk: what failed beside the first segment is written again by the next call, too."""
-        for closed in self._closed:
-            if closed.result is not None and closed.result.exception() is not None:
-                closed.result, closed.is_written = None, False
 
     def _taken(self) -> list[Acknowledged]:
         if not self._acknowledged:
