@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import IMAGE, VIDEO, Sample, goes_with
 from cachestore.sources.animated import is_animated_path
-from cachestore.sources.captions import by_spelling, normal, side_car
+from cachestore.sources.captions import by_spelling, folded, normal, side_car
 from cachestore.sources.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, VIDEO_SUFFIXES, Folder
-from cachestore.sources.leftovers import Leftovers, folded
+from cachestore.sources.leftovers import Leftovers
 from cachestore.sources.listing import Listing, list_samples, list_tables
 from cachestore.sources.reading import PLAIN, ListingOptions
 from cachestore.sources.remarks import Refused, Remarks

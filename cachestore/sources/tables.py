@@ -23,7 +23,7 @@ from cachestore.core.errors import BadInput, MissingExtra
 from cachestore.files.opening import open_foreign
 from cachestore.files.paths import MARKER
 from cachestore.sources.captions import MANIFEST_BYTES, lines_of, parse_json, read_text, refuse_marks
-from cachestore.sources.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from cachestore.sources.files import MEDIA_SUFFIXES
 
 TABLE_SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
 """The kinds of files with rows, that of a folder's metadata that is taken first."""
@@ -101,7 +101,7 @@ def _has_rows(path: Path) -> bool:
     if isinstance(found, list):
         return True
     for name, value in cast("dict[str, object]", found).items():
-        is_file = Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
+        is_file = Path(name).suffix.lower() in MEDIA_SUFFIXES
         has_caption = isinstance(value, dict) and not value.keys().isdisjoint((CAPTION_COLUMN, _TAGS))
         if has_caption or (is_file and isinstance(value, str | dict)):
             return True
@@ -186,10 +186,9 @@ def _captioned(value: Any) -> dict[str, Any]:
 
 def _with_suffix(folder: Path, name: str) -> str:
     """The name of a picture, which may be written without its suffix. Unchanged if there is no such picture."""
-    if Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES or "\0" in name or is_broken(name):
+    if Path(name).suffix.lower() in MEDIA_SUFFIXES or "\0" in name or is_broken(name):
         return name
-    suffixes = sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES)
-    return next((f"{name}{suffix}" for suffix in suffixes if os.path.isfile(folder / f"{name}{suffix}")), name)  # noqa: PTH113
+    return next((f"{name}{suffix}" for suffix in sorted(MEDIA_SUFFIXES) if os.path.isfile(folder / f"{name}{suffix}")), name)  # noqa: PTH113
 
 
 # CSV
