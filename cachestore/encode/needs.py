@@ -102,7 +102,9 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
     found = by_channels or () if row is None or is_plain else row.needs
     if class_name in TEXT_FAMILIES:  # an image encoder among its parts belongs to an adapter
         return found
-    return tuple(dict.fromkeys((*found, *_by_parts(parts))))
+    named = {name: next((words for part, words in _PARTS.items() if re.fullmatch(part, name)), None) for name in parts}
+    others = (Need(f"{words} ({name}, {parts[name]})") for name, words in named.items() if words and not _MADE.fullmatch(name))
+    return tuple(dict.fromkeys((*found, *others)))
 
 
 def _of(condition: Condition) -> Need:
@@ -110,11 +112,6 @@ def _of(condition: Condition) -> Need:
     lacks = "a video" if role_of(condition.role).is_own else f"one in the column {named}"
     why = f"(role {named}, no sample has {lacks}, or latents are not encoded)"
     return Need(f"{condition.words} {why}", condition.role, condition.wants, condition.words)
-
-
-def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:
-    first = {name: next((words for part, words in _PARTS.items() if re.fullmatch(part, name)), None) for name in parts}
-    return [Need(f"{words} ({name}, {parts[name]})") for name, words in first.items() if words and not _MADE.fullmatch(name)]
 
 
 def _by_channels(outline: PipelineOutline) -> tuple[Need, ...] | None:

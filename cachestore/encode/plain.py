@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from cachestore.core.keys import Json
-from cachestore.encode.families.row import SKIP_ARG, TextFamily
+from cachestore.encode.families.row import CONNECTORS, SKIP_ARG, TextFamily
 from cachestore.encode.families.text import PLAIN, TEXT_FAMILIES
 from cachestore.encode.models.folders import INDEX, Model, read_model
 from cachestore.encode.models.modules import (
@@ -93,9 +93,7 @@ def texts_of(setup: TextSetup, given: Mapping[str, Json], pipeline: Pipeline | N
             found = whole.encode_prompt(prompt=caption_at(caption, 0), **fixed, **prompts)
             found = found if isinstance(found, tuple) else (found,)
             named = {name: value for name, value in zip(setup.family.returns, found, strict=True) if name is not None}
-            if setup.family.projection is not None:
-                named |= _projected(getattr(whole, setup.family.projection), named)
-        return named
+        return named | (_projected(whole.connectors, named) if CONNECTORS in setup.family.components else {})
 
     return make
 

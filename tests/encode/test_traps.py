@@ -415,7 +415,7 @@ def test_a_caption_with_more_rows_than_were_counted_is_not_cut(built, digest):
     caption, short = "x" * 60, "a cat"
     expected = entries_of(encoder, [caption, short])
     keys = {one: encoder.resolve({"caption": one}, None).key for one in (caption, short)}
-    made = encoder.encode([(keys[one], Padded(one, 32)) for one in (caption, short)])
+    made = encoder.submit([(keys[one], Padded(one, 32)) for one in (caption, short)])()
     for one in (caption, short):
         assert different(expected[one], made[keys[one]]) is None
 

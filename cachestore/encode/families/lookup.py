@@ -130,7 +130,6 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         outputs=plain_forms(*stored),
         pad={name: pad for name, pad in family.pad.items() if name in stored},
         trims={name: trim for name, trim in family.trims.items() if name in stored},
-        asks=(),
         constants={name: constant for name, constant in family.constants.items() if constant["like"] in stored},
         args={name: value for name, value in family.args.items() if any(name in part.args for part in parts.values())},
         called=chosen,

@@ -13,6 +13,9 @@ DTYPES: Final = {given: name for name, short in _SHORT.items() for given in (nam
 
 MAX_LENGTH_ARG: Final = "max_sequence_length"
 
+CONNECTORS: Final = "connectors"
+"""The component of LTX-2 whose frozen projection is applied to the rows before they are stored."""
+
 SKIP_ARG: Final = "clip_skip"
 """How many of CLIP's last layers are left out, as diffusers counts them: 1 here is 2 in kohya's scripts and in web UIs."""
 
@@ -140,8 +143,6 @@ class TextFamily:
     configured: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
     """`COMPONENT.FIELD` or `COMPONENT.FIELD=VALUE`: fields in config.json of components, each with the row that is used instead of this one
     if the field is true, or has this value."""
-    asks: tuple[str, ...] = ()
-    """`COMPONENT.FIELD`: fields in config.json of components that are not loaded. The pipeline reads them; a form may `widen` to one."""
     is_found: bool = False
     """Whether introspection made this row. What it assumes is checked when the model is loaded."""
     is_masked: bool = False
@@ -151,8 +152,6 @@ class TextFamily:
     """The outputs with a row for each token, if that is not `prompt_embeds` alone, with one row of the encoder that counts tokens."""
     batch_axes: Mapping[str, int] = field(default_factory=dict[str, int])
     """The axis of the batch in what `encode_prompt` returns, by name, where it is not the first."""
-    projection: str | None = None
-    """The component whose frozen projection is applied to the rows before they are stored. Only LTX-2 has one."""
     stand_ins: tuple[str, ...] = ()
     """Components that the pipeline would load by itself, and that encoding does not use."""
     rewrites_captions: bool = False
@@ -182,6 +181,11 @@ class TextFamily:
     def encoders(self) -> tuple[str, ...]:
         """The text encoders among the components."""
         return tuple(name for name in self.components if is_text_encoder(name))
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """The `COMPONENT.FIELD` that forms `widen` to: fields in config.json of components that are not loaded. The pipeline reads them."""
+        return tuple(width for form in self.outputs.values() if "." in (width := form.get("widen", "")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
     if "prompt_embeds" not in kept:
         _refuse(class_name, f"encode_prompt returns {', '.join(map(str, returns))}, but no prompt_embeds")
     parameters = inspect.signature(pipeline.__init__).parameters
-    components = tuple(name for name in parameters if _encodes_text(name, index))
+    components = tuple(name for name in parameters if name.startswith(("text_encoder", "tokenizer")) and _is_there(name, index))
     if after := [name for name in parameters if _AFTER_TEXT.fullmatch(name) and _is_there(name, index)]:
         _refuse(class_name, f"it also has {', '.join(after)} to make its embeddings, which encode_prompt alone does not show")
     if _stacks_layers(pipeline):
@@ -84,10 +84,6 @@ def _returned_names(pipeline: Any, class_name: str) -> tuple[str | None, ...]:
     values = last.elts if isinstance(last, ast.Tuple) else [last]
     names = [value.id if isinstance(value, ast.Name) else "" for value in values]
     return tuple(name if ("embed" in name or "mask" in name) and not name.startswith("negative") else None for name in names)
-
-
-def _encodes_text(name: str, index: Mapping[str, Json]) -> bool:
-    return name.startswith(("text_encoder", "tokenizer")) and _is_there(name, index)
 
 
 def _is_there(name: str, index: Mapping[str, Json]) -> bool:

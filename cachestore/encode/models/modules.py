@@ -133,6 +133,8 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     # first creates the module with weights
     is_old = component.library == "diffusers" and _release(component.library) < (0, 33)
     reporting = {"ignore_mismatched_sizes": True} if component.library == "transformers" else {"low_cpu_mem_usage": False} if is_old else {}
+    # transformers renamed the argument for the dtype in 4.56, diffusers did not
+    dtype_name = "dtype" if component.library == "transformers" and _release(component.library) >= (4, 56) else "torch_dtype"
     with loading(component), weights_folder(component, _class_of(component), DTYPES[dtype]) as folder:
         module, info = _class_of(component).from_pretrained(
             folder,
@@ -140,7 +142,7 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            **{_dtype_name(component.library): DTYPES[dtype], **reporting, **_no_code(component)},
+            **{dtype_name: DTYPES[dtype], **reporting, **_no_code(component)},
         )
         check_loaded(component, module, info)
     # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them
@@ -251,11 +253,6 @@ def free_memory() -> None:
         gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _dtype_name(library: str) -> str:
-    """Return the argument of `from_pretrained` for the dtype: transformers renamed it in 4.56, diffusers did not."""
-    return "dtype" if library == "transformers" and _release(library) >= (4, 56) else "torch_dtype"
 
 
 def _no_code(component: Component) -> dict[str, bool]:

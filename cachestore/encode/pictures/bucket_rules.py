@@ -163,10 +163,6 @@ def _own(size: Size, settings: BucketSettings) -> Size:
     return choose(size, settings.resolution, settings.step, upscales=settings.upscales, **limits)
 
 
-def _own_resized(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
-    return crop_box(size, bucket).resized
-
-
 def _sd_scripts(size: Size, settings: BucketSettings) -> Size:
     """That size, else the nearest aspect ratio, the first of equally near ones. Without scaling up: the resized sides cut to steps."""
     if not settings.upscales:
@@ -217,10 +213,6 @@ def _musubi_buckets(resolution: int, step: int) -> tuple[Size, ...]:
     if not found:
         raise BadInput(f"resolution {resolution} gives no bucket of musubi-tuner: it must be at least {step}", option="resolution")
     return tuple(sorted(found))
-
-
-def _covering(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
-    return _scaled(size, max(bucket.width / size.width, bucket.height / size.height))
 
 
 def _ai_toolkit(size: Size, settings: BucketSettings) -> Size:
@@ -291,11 +283,6 @@ def _to_step(side: float, step: int) -> int:
     return max(step, round(side / step) * step)
 
 
-def _diffusers(_size: Size, settings: BucketSettings) -> Size:
-    """The square, as in diffusers' training scripts with `--center_crop`."""
-    return Size(settings.resolution, settings.resolution)
-
-
 def _diffusers_resized(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
     """Scale the shorter side to the square's; the longer one is rounded down."""
     side, shorter = bucket.width, min(size)
@@ -315,12 +302,10 @@ def _stepped(side: float, step: int) -> int:
     return int(side + 0.5) // step * step
 
 
-def _by_vae(multiple: int) -> int:
-    return multiple
-
-
 RULES: Final[Mapping[Buckets, BucketRule]] = {
-    OWN: BucketRule(_own, _own_resized, lambda _multiple: STEP, may_not_upscale=True, may_limit=True),
+    OWN: BucketRule(
+        _own, lambda size, bucket, _settings: crop_box(size, bucket).resized, lambda _multiple: STEP, may_not_upscale=True, may_limit=True
+    ),
     "sd-scripts": BucketRule(
         _sd_scripts,
         _sd_scripts_resized,
@@ -333,7 +318,7 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
     ),
     "musubi": BucketRule(
         _musubi,
-        _covering,
+        lambda size, bucket, _settings: _scaled(size, max(bucket.width / size.width, bucket.height / size.height)),
         lambda _multiple: _FINEST,
         has_own_step=True,
         may_not_upscale=True,
@@ -352,9 +337,9 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
         reading=PixelReading(is_turned=True),
     ),
     "diffusers": BucketRule(
-        _diffusers,
+        lambda _size, settings: Size(settings.resolution, settings.resolution),  # as its scripts with `--center_crop`
         _diffusers_resized,
-        _by_vae,
+        lambda multiple: multiple,
         centre=lambda excess: round(excess / 2),
         has_own_step=True,
         reading=PixelReading(is_turned=True),

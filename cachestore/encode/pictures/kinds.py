@@ -61,17 +61,14 @@ class Kind:
     """What is encoded: the picture or clip itself, unless a kind says otherwise."""
 
     name: ClassVar[str] = ""
+    roles: tuple[str, ...] = ()
+    """The roles of the images that columns give it, the one that decides its column first. A mask comes with its picture."""
     mask: ClassVar[Literal["weight", "input", "within"]] = "weight"
     """What a mask is for: the weight of the loss, an input of the denoiser beside this one, or a part of this one."""
     is_split: ClassVar[bool] = False
     """As of `LatentsSetup`."""
     is_first_alone: ClassVar[bool] = False
     """Whether of a clip one frame alone is encoded."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles of the images that columns give it, the one that decides its column first. A mask comes with its picture."""
-        return ()
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """Return the `read` block of its recipe, from that of plain latents."""
@@ -193,24 +190,19 @@ class FirstAlone:
 class EndFrames(Kind):
     """Latents of the clip's first frame (and last), and zeros in place of the others."""
 
-    has_last: bool = False
+    roles: tuple[str, ...] = (FIRST_FRAME,)
     name = "ends"
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """As `Kind.roles`."""
-        return (FIRST_FRAME, LAST_FRAME) if self.has_last else (FIRST_FRAME,)
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`. The channels in front, which say what is given, are made when reading."""
-        return {**latents, "stored": "mean", "marks": ["first", "last"] if self.has_last else ["first"]}
+        return {**latents, "stored": "mean", "marks": ["first", "last"][: len(self.roles)]}
 
     def read_files(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Examined[ClipEnds]:
         """Read the video, and the pictures that the sample brings as its ends."""
         clip = read_clip(request, read, resample)
         footage = clip.shot
         last: Sequence[str] = request.get(IMAGES, {}).get(LAST_FRAME, ())
-        ends = [request.get("image"), *([next(iter(last), None)] if self.has_last else [])]
+        ends = [request.get("image"), *([next(iter(last), None)] if LAST_FRAME in self.roles else [])]
         data = [None if reference is None else read(str(reference)) for reference in ends]
         given = [
             None if picture is None else Still(picture, same_part(images.measure(picture), footage.variant), resample) for picture in data
@@ -231,12 +223,8 @@ class First(Kind):
     """Latents of the clip's first frame alone."""
 
     name = "first"
+    roles = (FIRST_FRAME,)
     is_first_alone = True
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """As `Kind.roles`."""
-        return (FIRST_FRAME,)
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`."""
@@ -313,12 +301,8 @@ class Guided(Kind):
 
     name = "guided"
     mask = "within"
+    roles = (VIDEO, CONTROL, MASK, REFERENCE)
     is_split = True
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """As `Kind.roles`."""
-        return (VIDEO, CONTROL, MASK, REFERENCE)
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`."""

@@ -138,10 +138,6 @@ class LatentsEncoder:
         with self._budget.spending(len(batch)):
             return self._vae.submit(batch, partial(self._budget.took, len(batch), prod(batch[0][1].shape[:-1])))
 
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode as `submit`, and wait for the result."""
-        return self.submit(batch)()
-
     def close(self) -> None:
         """Release the VAE's memory."""
         if self._vae is not None:

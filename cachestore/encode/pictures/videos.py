@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from os import SEEK_END
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 import av
 import numpy as np
@@ -39,9 +39,6 @@ from cachestore.encode.pictures.buckets import CropBox, Size
 from cachestore.encode.pictures.clips import Timeline
 from cachestore.encode.pictures.images import Picture
 from cachestore.encode.pictures.resizing import fit, size_of
-
-if TYPE_CHECKING:
-    from av.packet import Packet
 
 Frames = np.ndarray[Any, np.dtype[np.uint8]]
 """[F, H, W, 3]."""
@@ -278,7 +275,11 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
     """Return the times of all frames, from their packets. Raises EncodeFailed if there are none, or if the file ends early."""
     shown: list[tuple[int, int]] = []
     count, until = 0, Fraction(0)
-    for packet in _packets(container):
+    for packet in container.demux():
+        if packet.is_corrupt:
+            raise EncodeFailed(f"the file ends early, or a part of it is damaged: {_MEND}")
+        if packet.size <= 0:
+            continue
         time, length = packet.pts if packet.pts is not None else packet.dts, packet.duration or 0
         until = until if time is None else max(until, (time + length) * Fraction(packet.time_base))
         if packet.stream_index == stream.index:
@@ -297,14 +298,6 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
     if length <= 0 and len(times) > 1:
         length = int(times[-1] - times[-2])
     return Timeline(times, last + max(0, length), stream.time_base or Fraction(1, av.time_base))
-
-
-def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
-    for packet in container.demux():
-        if packet.is_corrupt:
-            raise EncodeFailed(f"the file ends early, or a part of it is damaged: {_MEND}")
-        if packet.size > 0:
-            yield packet
 
 
 def _checked_time(time: int | None) -> int:

@@ -104,10 +104,6 @@ class VisionEncoder:
             self._model = VisionModel(self.setup, modules.choose_device(self._device))
         return self._model.submit(batch)
 
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode as `submit`, and wait for the result."""
-        return self.submit(batch)()
-
     def close(self) -> None:
         """Release the model's memory."""
         self._processor = None

@@ -199,10 +199,6 @@ class TextEncoder:
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._modules.submit(batch, partial(self._took, batch))
 
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode as `submit`, and wait for the result."""
-        return self.submit(batch)()
-
     def _took(self, batch: Sequence[tuple[Key, Any]], seconds: float) -> None:
         if self._budget is None:
             return

@@ -22,7 +22,7 @@ from cachestore.encode.batching.outputs import Entries, Made, difference, fetch,
 from cachestore.encode.batching.transfer import Took, Transfer, each, ignore
 from cachestore.encode.batching.unit import Result
 from cachestore.encode.families.lookup import form_names
-from cachestore.encode.families.row import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
+from cachestore.encode.families.row import CONNECTORS, DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.models.folders import Component
 from cachestore.encode.models.modules import (
     DTYPES,
@@ -339,7 +339,7 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
             named = _named(setup.family, pipeline.encode_prompt(prompt=[caption_at(one, 0) for one in captions], **arguments))
-        return named if setup.family.projection is None else _projected(getattr(pipeline, setup.family.projection), named)
+        return _projected(pipeline.connectors, named) if CONNECTORS in setup.family.components else named
 
     return call
 
