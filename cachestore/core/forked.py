@@ -16,7 +16,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
 _FORKED_WITHOUT_EXEC: Final = 0x40
 """PF_FORKNOEXEC among the flags of a process, as the kernel keeps them."""
 

@@ -13,7 +13,6 @@ from cachestore.core.spelling import option
 
 _Found = tuple[str, int | None, int | None]
 """(where it was found, rank, world size); None for an unknown number."""
-
 _MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
 """The prefixes of each launcher's variables, before `_RANK` and `_SIZE`."""
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")

@@ -6,7 +6,6 @@ from typing import Final
 
 _IN_PYTHON: Final[Mapping[str, str]] = {"encode_arg": "encode_args", "claim": "claims"}
 """Python's names for options that may be repeated: their values are mappings."""
-
 _is_typed = False
 
 

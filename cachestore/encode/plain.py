@@ -39,7 +39,6 @@ from cachestore.encode.text.prompts import load_part
 
 Make = Callable[[Any], dict[str, Tensor]]
 """Makes the tensors of one input as diffusers does."""
-
 PATCH_SIZE: Final = "transformer.patch_size"
 """What Wan VACE's pipeline reads of its denoiser's configuration to prepare masks."""
 CLIP: Final = 4
@@ -99,7 +98,6 @@ def texts_of(setup: TextSetup, given: Mapping[str, Json], pipeline: Pipeline | N
 
 
 def _pictures_of(pipeline: Foreign, family: TextFamily, pictures: Sequence[Image.Image]) -> dict[str, Any]:
-    """The pictures of a caption as `__call__` gives them to `encode_prompt`."""
     if family.pictures is None:
         return {}
     resized = list(pictures)

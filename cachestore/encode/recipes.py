@@ -40,15 +40,12 @@ T = TypeVar("T")
 Digest = Callable[[Path], str]
 Stored = Literal["moments", "mean", "sample"]
 ModelEncoder = TextEncoder | LatentsEncoder | VisionEncoder
-
 ENCODERS = ("text", "latents")
 """The encoders that can be asked for, in the order in which they run."""
-
 TEXT_VERSION = 1
 LATENTS_VERSION = 1
 VISION_VERSION = 1
 """Raise these when the code makes other tensors from the same settings."""
-
 _CLIP_LAYERS = 12
 """The default of transformers, for an old config.json that does not say it."""
 _UNSET_LENGTH = 1_000_000
@@ -155,7 +152,6 @@ def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: D
 
 
 def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
-    """Return a pipeline's class, the classes of its components, and the known configurations of its denoiser and VAE."""
     if request.loaded is not None:
         return request.loaded.outline()
     parts = {name: str(entry[1]) for name, entry in model.index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
@@ -445,7 +441,6 @@ def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest
 
 
 def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> tuple[TextFamily, Component]:
-    """Return the VAE, and the family that decides its dtype: that of the VAE's own pipeline, else that of the model."""
     file = override if isinstance(override, Path) else None
     if file is not None:
         read_shapes(file)

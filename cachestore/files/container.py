@@ -20,7 +20,6 @@ from cachestore.files.paths import damaged
 
 ALIGNMENT: Final = 64
 """Data starts at a multiple of this; so do the entries of a segment."""
-
 HEADER_LIMIT_BYTES: Final = 16 * 1024 * 1024
 TENSOR_LIMIT: Final = 65_536
 _NAME_LIMIT: Final = 256
@@ -28,7 +27,6 @@ _RANK_LIMIT: Final = 16
 _SIZE_LIMIT: Final = 1 << 50
 _METADATA: Final = "__metadata__"
 _LENGTH_BYTES: Final = 8
-
 DTYPE_BYTES: Final[Mapping[str, int]] = {name: dtype.size for name, dtype in DTYPES.items()}
 """Bytes of one element by safetensors dtype name."""
 

@@ -23,7 +23,6 @@ _remembered: dict[str, str] = {}
 
 
 def _name_of(path: Path, status: os.stat_result) -> str:
-    """Return the name under which a file's digest is kept: its path, size and stamp."""
     size, stamp = stat_of(status)
     return f"{path.absolute()}|{size}|{stamp}"
 

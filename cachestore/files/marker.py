@@ -18,7 +18,6 @@ from cachestore.files.records import decode_record
 
 FORMAT: Final = "cachestore-store"
 VERSION: Final = 1
-
 _LIMIT_BYTES: Final = 1 << 20
 _HAS_DESCRIPTORS: Final = {os.open, os.stat} <= os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
 
@@ -29,7 +28,6 @@ def read_marker(layout: Layout) -> dict[str, Any]:
 
 
 def _read(layout: Layout, folder: int | None = None) -> bytes:
-    """The marker's bytes. `folder` is a descriptor of the store's root, if any."""
     return bytes(read_whole(layout.marker, limit_bytes=_LIMIT_BYTES, folder=folder))
 
 
@@ -40,10 +38,7 @@ def _id_in(raw: bytes, where: Path) -> object:
 
 
 def check_for_reading(layout: Layout) -> None:
-    """Raise ReadFailed if the opened store is no longer at its path: a listing of the path then says nothing about the store.
-
-    Does nothing for a layout without an id, whose path was not opened.
-    """
+    """Raise ReadFailed if the opened store is no longer at its path: listing that says nothing then. Not for a layout without an id."""
     if layout.store_id:
         with _root_of(layout) as folder:
             _check(layout, folder, None)

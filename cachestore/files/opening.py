@@ -33,7 +33,6 @@ _OPEN_FLAGS: Final = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 FOREIGN_LIMIT_BYTES: Final = 1 << 30
 """The most bytes that are read of one file that is not ours, or of one that such a file unpacks to. The largest picture that is decoded
 takes as many in RGB of 16 bits."""
-
 _BUFFERS_A_CALL: Final = 1024
 """IOV_MAX of Linux and the BSDs."""
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)

@@ -46,7 +46,6 @@ _OUTSIDE: Final = ".cachestore-tmp"
 _LEFTOVER_SECONDS: Final = 86_400.0
 _RENAME_LOCK_SECONDS: Final = 2.0
 _SHARED_BITS: Final = stat.S_ISGID | stat.S_IRWXG
-
 _durable: Final[set[Path]] = set()
 """Folders whose names this process has synced."""
 
@@ -97,10 +96,7 @@ def _set_bits(mode: Mode, folder: Path) -> None:
 
 
 def make_folder(layout: Layout, *folders: Path) -> None:
-    """Make folders below the store's root and those between, with the store's permission bits, durably. Existing ones are fine.
-
-    Raises WriteFailed, also if the store's root is gone or belongs to another store.
-    """
+    """Make folders below the store's root and those between, durably, with its permission bits. WriteFailed, also if the store is gone."""
     for folder in folders:
         unsure: list[Path] = []
         # The process that made an existing folder may have died before it synced the name, so each process syncs it once.
@@ -136,10 +132,7 @@ def _make_bare(layout: Layout, path: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Does nothing if folders cannot be opened (Windows) or synced (some network file systems).
-
-    Raises WriteFailed, also if this user may not open the folder: then its files cannot be acknowledged.
-    """
+    """Make the names in a folder durable, where folders can be opened and synced. WriteFailed if this user may not open it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:

@@ -16,7 +16,6 @@ from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in, reason_of
 
 MAKE_ROOM: Final = "make room there, or set TMPDIR to another folder, then run the same command again"
-
 _NAME: Final = "cachestore-"
 _LOCK: Final = "lock"
 _FILES: Final = "files"

@@ -25,15 +25,12 @@ from cachestore.files.paths import damaged
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
 """Largest table that is read."""
-
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 _NUMBER_BYTES: Final = 8
 _VERSION_DIGITS: Final = 10
 _TEXT: Final = ".text"
-
 T = TypeVar("T")
 B = TypeVar("B", bound=bytes)
-
 Column = tuple[str, tuple[int, ...], Buffer]
 """(dtype, shape, bytes) of one column as it is written."""
 

@@ -150,10 +150,7 @@ def by_spelling(text: str) -> tuple[str, str]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, "str | BadInput"]]:
-    """Yield (number, text) of each line of a UTF-8 file, from 1 on, without reading the whole file. Raises BadInput, OSError.
-
-    In place of the text of a line that cannot be read stands the BadInput that says why.
-    """
+    """Yield (number, text) of each line of a UTF-8 file, or the BadInput that says why it cannot be read. Raises BadInput, OSError."""
     number = start = 0
     with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file:
         while raw := file.readline(TEXT_BYTES + 1):

@@ -14,7 +14,6 @@ from cachestore.files.stat_record import proof_of, stat_of
 
 _VIDEO_BYTES: Final = 1 << 38
 """The most bytes of a video, of which all are read for its digest."""
-
 IMAGE_SUFFIXES: Final = frozenset(
     {
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo", ".png", ".apng", ".webp", ".avif", ".avifs", ".gif", ".bmp", ".dib"),

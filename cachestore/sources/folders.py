@@ -25,10 +25,7 @@ from cachestore.sources.walk import Names, Walk, split_name
 
 
 def list_source(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
-    """List a folder, a file of rows (such as `.jsonl`) or a prompt list (`.txt`). The listing may be empty.
-
-    Raises BadInput for a missing path, an unknown kind of file, or a source of which nothing can be used.
-    """
+    """List a folder, a file of rows (such as `.jsonl`) or a prompt list (`.txt`). Raises BadInput if nothing of it can be used."""
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
         if not os.access(path, os.R_OK | os.X_OK):
@@ -58,8 +55,6 @@ _KINDS: Final = dict.fromkeys(IMAGE_SUFFIXES, IMAGE) | dict.fromkeys(VIDEO_SUFFI
 
 
 class _SampleFile(NamedTuple):
-    """A picture or video of a folder."""
-
     reference: str
     kind: str
     stem: str

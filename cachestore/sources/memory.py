@@ -31,7 +31,6 @@ from cachestore.sources.rows import check_row, from_row, named_row, names_of, re
 
 MEMORY: Final = "memory:"
 """Prefix of the reference of a picture that is not a file. Role, number and sample follow."""
-
 _FORMAT: Final = "cachestore-rows/2"
 
 
@@ -305,10 +304,7 @@ def _picture_kind(feature: Any) -> Any:
 
 
 def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
-    """Write the samples to a file under `tmp/` for the workers of this call. The caller removes it.
-
-    Workers ask for pictures in memory as `PREFIX/reference`.
-    """
+    """Write samples to a file under `tmp/`, which the caller removes. Workers ask for pictures in memory as `PREFIX/reference`."""
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)

@@ -21,10 +21,8 @@ from cachestore.sources.files import Files
 
 PIPE: Final = "CACHESTORE_ASK"
 """Environment variable with the worker's descriptors: `<read>,<write>`."""
-
 ANSWER_SECONDS: Final = 600.0
 """How long a worker waits for an answer. The caller may be busy in a callback of its own."""
-
 _CHUNK: Final = 1 << 20
 
 

@@ -12,7 +12,6 @@ from cachestore.core.words import first_of, plural
 from cachestore.sources.unused import Unused
 
 Item = TypeVar("Item")
-
 _NAMED: Final = 20
 _KEPT: Final = 10_000
 """How many of those that fail alone are kept by name; the rest is counted."""
@@ -234,10 +233,7 @@ def taken(
     names: Callable[[Item], Sequence[str]],
     remarks: Remarks,
 ) -> Iterator[Sample]:
-    """Yield the samples of all items, each of which comes with its place. An item that `parse` refuses fails alone.
-
-    `names` returns the ids that the samples of such an item would have, as far as that can be told.
-    """
+    """Yield the samples of all items, each with its place. One that `parse` refuses fails alone, under the ids that `names` tells."""
     for origin, item in items:
         remarks.origin = origin
         try:

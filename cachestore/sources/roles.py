@@ -98,10 +98,7 @@ def located_in(stems: Iterable[str], how: ListingOptions, remarks: Remarks) -> d
 
 
 def owners_by_location(located: Mapping[str, tuple[str, str]], stems: Collection[str], how: ListingOptions) -> dict[str, str]:
-    """Return the stem that each of the located stems belongs to. Left out are those that belong to none, or to more than one.
-
-    `located` has the (role, where) of each; `stems` are those of all others.
-    """
+    """Return the one of `stems` that each located stem belongs to. Left out are those that belong to none, or to several."""
     parts = {stem: part for stem, (_role, where) in located.items() if where.endswith("/") and (part := _part_in(stem, where))}
     owners = _Owners(stems, {part.parent for part in parts.values()})
     found: dict[str, str] = {}

@@ -71,10 +71,7 @@ def _captions_of(sample: str, others: Mapping[str, Mapping[str, tuple[str, ...]]
 
 
 def from_manifest(path: Path, how: ListingOptions, remarks: Remarks, below: str = "") -> Iterator[Sample]:
-    """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. A malformed row fails alone.
-
-    `below` is put before ids and references: the folder of the file, in the source. Raises BadInput for a file that cannot be read.
-    """
+    """Read a manifest or metadata file. A bad row fails alone. `below` is put before ids and references. BadInput if it cannot be read."""
     needs_file, compared = is_metadata(path), 0
     is_cells = path.suffix.lower() in {".csv", ".tsv"}
     of_files = (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))
@@ -286,7 +283,6 @@ def from_row(row: Mapping[str, Any], where: str, how: ListingOptions, remarks: R
 
 
 def _given_id(given: object, where: str) -> str:
-    """The id of a row, empty if it gives none. Raises BadInput."""
     if given is None:
         return ""
     if given == "" or isinstance(given, bool) or not isinstance(given, str | int):

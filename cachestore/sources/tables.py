@@ -37,7 +37,6 @@ _LINE_CHARACTERS: Final = 16 << 20
 _NO_BOUNDARY: Final = re.compile(r'[^",;\t|\r\n]+')
 _BATCH_ROWS: Final = 1024
 _KEYS: Final = 40
-
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[str, "Row | BadInput"]]
 
@@ -109,10 +108,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def rows_of(path: Path, known: Iterable[str]) -> Rows:
-    """Yield (place, row) of each row of a file, by its suffix. `known` are the names of columns that a header is looked for.
-
-    Raises BadInput for a file that cannot be read at all, MissingExtra without pyarrow for parquet, OSError.
-    """
+    """Yield (place, row) of each row of a file. A header is looked for `known` columns. Raises BadInput, MissingExtra, OSError."""
     match path.suffix.lower():
         case ".csv" | ".tsv":
             return _cells_of(path, known)
@@ -236,10 +232,7 @@ class _CellLines:
 
 
 def _quoted_at_end(line: str, delimiter: str, *, is_open: bool) -> int:
-    """How many characters at the end of a line are in a quote that is still open, or -1. `is_open` says if one is open before the line.
-
-    A quote opens only at the beginning of a cell.
-    """
+    """How many characters at a line's end are in an open quote, or -1. A quote opens only at the beginning of a cell."""
     at = 0
     while at < len(line):
         if is_open or line[at] == '"':
@@ -288,10 +281,7 @@ def _cells_of(path: Path, known: Iterable[str]) -> Rows:
 
 
 def _columns(header: str, delimiters: str, known: frozenset[str], path: Path) -> tuple[list[str], str]:
-    """The columns of a header, and what stands between them: what gives the most known columns, else the most columns.
-
-    Only the header decides: a comma in a caption says nothing.
-    """
+    """Return a header's columns and what stands between them: what gives most known columns, else most columns."""
     if "\0" in header or is_broken(header):
         raise BadInput(f"{path} is not UTF-8: save it as UTF-8")
     found: list[tuple[list[str], str]] = []
@@ -360,7 +350,6 @@ def _columns_without_bytes(schema: Any, arrow: Any, path: Path) -> list[str] | N
 
 
 def _holds_bytes(kind: Any, arrow: Any) -> bool:
-    """Whether values of a column have bytes in them, such as those of pictures."""
     types = arrow.types
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
         return True

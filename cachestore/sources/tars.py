@@ -141,10 +141,7 @@ class _Members:
 
 
 def tars_at(data: str | Path) -> list[Path] | None:
-    """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those in a folder without pictures.
-
-    None if it names something else. Raises BadInput for tars that do not exist or are compressed.
-    """
+    """The tars of a source: one, a range `shards-{000..012}.tar`, or those in a folder without pictures; else None. Raises BadInput."""
     path = Path(data)
     _refuse_compressed(path)
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
@@ -256,7 +253,6 @@ class _Group:
 
 
 def _split(name: str, how: ListingOptions) -> tuple[str, str]:
-    """Split the name of a member into that of its sample and what follows, as `how` says: `jpg`, `mask.png`."""
     if how.tar_names == "first-dot":
         stem, _dot, rest = name.partition(".")
         return stem, rest

@@ -564,7 +564,7 @@ def test_a_pipeline_that_diffusers_cannot_import_is_refused_with_the_reason(with
         introspection.find_family("OmniGenPipeline", {})
 
 
-@pytest.mark.parametrize("ask", ["count_tokens", "encode"])
+@pytest.mark.parametrize("ask", ["count_tokens", "submit"])
 def test_a_family_that_is_newer_than_the_installed_diffusers_ends_the_run_and_says_so(built, digest, ask):
     """As Z-Image with diffusers 0.33: what it lacks is no fault of a caption."""
     import diffusers

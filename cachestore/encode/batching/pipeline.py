@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 _THREAD = threading.local()
 
 

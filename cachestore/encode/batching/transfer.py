@@ -82,10 +82,7 @@ class Transfer:
         return host
 
     def begin(self, parts: Iterable[Callable[[], Iterable[T]]]) -> Callable[[], tuple[list[T], float]]:
-        """Begin the parts of a batch. Call the returned function to wait for their results, in order, and the seconds that a GPU took.
-
-        The seconds are 0 on other devices.
-        """
+        """Begin the parts of a batch. Returns a function that waits for their results, in order, and the seconds of a GPU (else 0)."""
 
         def mark() -> torch.cuda.Event | None:
             if self._there is None:

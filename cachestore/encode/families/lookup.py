@@ -62,7 +62,6 @@ from cachestore.encode.families.text import TEXT_FAMILIES
 from cachestore.encode.families.vae import VAE_FAMILIES
 
 READ_FORMAT = 1
-
 _STATISTICS = ("latents_mean", "latents_std")
 
 
@@ -83,10 +82,7 @@ def vae_family(class_name: str) -> VaeFamily:
 
 
 def as_it_comes(family: TextFamily, index: Mapping[str, Json], config_of: Callable[[str], Mapping[str, Json]]) -> TextFamily:
-    """Return the row for a model that may lack text encoders, or be configured in another way; else the family itself.
-
-    `index` is its model_index.json. `config_of` returns config.json of a component.
-    """
+    """Return the row for a model by its model_index.json and its components' config.json: it may lack text encoders, or differ."""
     for name, row in family.without.items():
         entry = index.get(name)
         if not isinstance(entry, list) or entry[:1] == [None]:
@@ -176,10 +172,7 @@ def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
 def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
-    """Return the `read` block of a latents recipe, from the VAE's config.json and the weights that normalise latents, if it has such.
-
-    Raises BadInput if config.json lacks a field that the row requires.
-    """
+    """Return the `read` block of latents, from the VAE's config.json and statistics in its weights. BadInput if a field is missing."""
     if missing := sorted(set(family.required) - set(config)):
         raise BadInput(f"config.json of the VAE ({family.class_name}) does not set {', '.join(missing)}: download the model again")
     full: dict[str, Json] = {"shift_factor": None} | dict.fromkeys(_STATISTICS)

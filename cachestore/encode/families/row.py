@@ -10,27 +10,19 @@ from cachestore.core.samples import CONTROL
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 DTYPES: Final = {given: name for name, short in _SHORT.items() for given in (name, short)}
 """The canonical name of a dtype, by every name that a user may give it."""
-
 MAX_LENGTH_ARG: Final = "max_sequence_length"
-
 CONNECTORS: Final = "connectors"
 """The component of LTX-2 whose frozen projection is applied to the rows before they are stored."""
-
 SKIP_ARG: Final = "clip_skip"
 """How many of CLIP's last layers are left out, as diffusers counts them: 1 here is 2 in kohya's scripts and in web UIs."""
-
 EXACT_PADDING: Final = "exact_padding"
 """An `--encode-arg` of masked families, not passed to the pipeline. If true, captions are padded to the limit, as by the pipeline."""
-
 LIMIT: Final = "limit"
 """In a row's `pad`, stands for the largest number of tokens of a caption, which depends on the request."""
-
 ZERO_ROWS: Final = "zero rows"
 """In a row's `trims`, means that padding rows are zero, and that no mask is returned."""
-
 PAST_LIMIT: Final = "past the limit"
 """In a row's `trims`, means that the first `max_tokens` rows are kept, and the zeros that the pipeline appends to them are dropped."""
-
 DEFAULT_OF_CALL: Final = "default_of_call"
 """The argument `{DEFAULT_OF_CALL: DIGEST}` stands for the default of `__call__` in the installed diffusers, which must have this digest.
 So instructions of several kilobytes are neither copied here nor written into every recipe."""

@@ -67,7 +67,6 @@ _HALF = TextFamily("", None, 0, _EMBEDS, text_dtype="bfloat16", vae_patch=2)
 _BOTH_HALF = replace(_HALF, vae_dtype="bfloat16")
 _MASKED = replace(_HALF, returns=("prompt_embeds", _MASK, None, None), is_masked=True, **_dropped(_MASK))
 _REWRITTEN = replace(_MASKED, rewrites_captions=True)
-
 _FLUX = _row(
     _BOTH_HALF,
     ("flux", "FluxPipeline", 512),
@@ -84,7 +83,6 @@ _FLUX = _row(
     },
     script_resizes="bilinear",
 )
-
 _FLUX2 = replace(
     _BOTH_HALF,
     # the denoiser gets no mask: padding is part of the embedding
@@ -96,7 +94,6 @@ _FLUX2 = replace(
 
 # the denoiser gets zeros up to this length, and no mask
 _ZERO_FILLED = replace(_HALF, pad={"prompt_embeds": _padded(None, LIMIT)}, trims={"prompt_embeds": ZERO_ROWS}, is_masked=True)
-
 _QWEN = replace(_HALF, returns=("prompt_embeds", _QWEN_MASK), rewrites_captions=True, **_dropped(_QWEN_MASK))
 _QUOTED = replace(
     _QWEN,
@@ -115,7 +112,6 @@ _QWEN_EDIT = _row(
     tokenizer="processor",
     pictures=PictureInput(area=1024 * 1024, dropped=64, most=1),
 )
-
 _SD3_JOINT, _SD3_POOLED = _of_both_clips("prompt_embeds"), _of_both_clips("pooled_prompt_embeds")
 _SD3_PARTS: Mapping[str, EncoderPart] = {
     name: EncoderPart(f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}", -2, (SKIP_ARG,))
@@ -175,7 +171,6 @@ _LTX2_AUDIO = replace(  # LTX-2.3
     },
 )
 _LTX2 = replace(_LTX2_TEXT, configured={"connectors.per_modality_projections": _LTX2_AUDIO})
-
 _HUNYUAN = _row(
     _REWRITTEN,
     ("hunyuanvideo", "HunyuanVideoPipeline", 256),
@@ -206,7 +201,6 @@ _HUNYUAN_I2V = replace(
     _hunyuan_i2v("hunyuanvideo-i2v-33ch", 2),
     configured={"transformer.image_condition_type=token_replace": _hunyuan_i2v("hunyuanvideo-i2v", 4)},
 )
-
 _PIPELINES = (
     TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),
     TextFamily(
@@ -376,5 +370,4 @@ _PIPELINES = (
     # the denoiser gets zeros up to this length; the mask is required, but not used
     _row(_MASKED, ("auraflow", "AuraFlowPipeline", 256), args={MAX_LENGTH_ARG: 256}, pad={"prompt_embeds": _padded(_MASK, LIMIT)}),
 )
-
 TEXT_FAMILIES: Mapping[str, TextFamily] = MappingProxyType({row.pipeline: row for row in _PIPELINES if row.pipeline is not None})

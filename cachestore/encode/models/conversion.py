@@ -30,16 +30,12 @@ from cachestore.files.scratch import scratch_folder
 _OPEN_CLIP = "transformer.resblocks."
 _CLIP_TEXT = "CLIPText"
 _CLIP_BODY = "text_model."
-
 Tensors = Mapping[str, Tensor]
 
 
 @contextmanager
 def weights_folder(component: Component, module_class: Any, dtype: torch.dtype) -> Generator[Path]:
-    """Yield the folder that a component is loaded from: its own, or a temporary one, which is removed afterwards.
-
-    Weights that have scales are of this dtype in it.
-    """
+    """Yield the folder that a component is loaded from: its own, or a temporary one in which weights with scales have this dtype."""
     is_scaled = eight_bits(component) == "scaled"
     if component.single_file is None and not is_scaled:
         yield component.folder

@@ -38,9 +38,7 @@ _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 PIPELINE_CLASSES = {"LTX2TextConnectors": "diffusers.pipelines.ltx2"}
 """Classes of diffusers that model_index.json calls a pipeline's own, with the modules that have them."""
-
 Kind = Literal["pipeline", "text", "vae"]
-
 SCALES = (".scale_weight", ".weight_scale")
 """How the name of a weight's scale ends, in ComfyUI's files: that of `X.weight` is `X.scale_weight`."""
 INPUT_SCALES = (".scale_input", ".input_scale")
@@ -225,10 +223,7 @@ def is_scale_mark(name: str) -> bool:
 
 
 def eight_bits(component: Component) -> Literal["", "plain", "scaled"]:
-    """Return whether weights of a component are floats of 8 bits, and whether they have scales. Reads headers; "" for any that is damaged.
-
-    "" also for weights that a library has quantised, which reads them itself.
-    """
+    """Return whether weights have 8 bits, and scales, by headers; "" if damaged, or quantised by a library, which reads them itself."""
     tensors: dict[str, str] = {}
     for path in (path for file, path in component.files.items() if file.endswith(".safetensors")):
         with suppress(FormatError, OSError), opened_weights(path) as (_descriptor, header):
@@ -273,7 +268,6 @@ def _names(folder: Path) -> set[str]:
 
 
 def _weights(folder: Path, names: set[str], library: str, variant: str | None) -> tuple[list[str], str | None]:
-    """Return the weight files that the library would load, with an index before its shards, and their variant."""
     stem = _WEIGHTS[library]
     for wanted in (variant, None) if variant else (None,):
         single, index = weight_names(stem, wanted)

@@ -11,7 +11,6 @@ from cachestore.encode.models.folders import INDEX, MissingFile
 from cachestore.encode.models.single_file import is_single_file, why_no_model
 
 T = TypeVar("T")
-
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _REACH_SECONDS = 10.0
 """How long the hub may take to answer whether it has a model."""

@@ -107,7 +107,6 @@ def _all_layers(node: ast.AST, *, is_looping: bool) -> bool:
 
 
 def _is_layers(node: ast.AST) -> bool:
-    """Return whether an expression is `x.hidden_states` or `x["hidden_states"]`."""
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == _LAYERS
     return isinstance(node, ast.Attribute) and node.attr == _LAYERS

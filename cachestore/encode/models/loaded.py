@@ -25,7 +25,6 @@ FOLDER = Path("(loaded model)")
 """Stands for the model's folder in messages, and for the model in the request that a catalog records."""
 BLOCK_NUMBERS = 1 << 22
 """How many numbers of a tensor are copied to the CPU at once."""
-
 _USED = ("text_encoder", "tokenizer", "processor", "text_processor", "connectors", "projection", "vae")
 """How the names of those components begin that are needed for encoding."""
 _LIBRARIES = ("transformers", "diffusers")

@@ -34,12 +34,9 @@ vector_math.settle()
 
 Foreign = Any
 """An object of transformers or diffusers, which are only partly typed."""
-
 _held: WeakSet[Foreign] = WeakSet()
 """Modules that were loaded here and are still in memory."""
-
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 _one_at_a_time = threading.Lock()
 """transformers and diffusers import their parts lazily, which fails if two threads do it at once."""
 
@@ -105,10 +102,7 @@ def load_processor(component: Component) -> Processor:
 
 
 def load_image_processor(component: Component) -> Foreign:
-    """Load an image processor: the one based on Pillow, as torchvision's rounds differently, and keys must not depend on what is installed.
-
-    Raises BadInput if it cannot be loaded.
-    """
+    """Load an image processor: the one based on Pillow, as torchvision's rounds differently, and keys must not depend on it."""
     if component.loaded is not None:
         return component.loaded
     with loading(component):
@@ -210,10 +204,7 @@ def caching_configs(modules: Iterable[torch.nn.Module]) -> list[Any]:
 
 @contextmanager
 def without_cache(configs: Sequence[Any]) -> Generator[None]:
-    """Let language models keep no keys and values of their layers within the block.
-
-    Only generating text needs them. Keeping them takes memory, and makes the processor wait for the GPU twice in each layer.
-    """
+    """Keep no keys and values of layers within the block: only generating text needs them, and a GPU waits for each."""
     for config in configs:
         config.use_cache = False
     try:
@@ -245,10 +236,7 @@ class Absent:
 
 
 def free_memory() -> None:
-    """Release the memory of modules that are no longer used.
-
-    Most are freed with the last reference to them. Garbage collection, which takes a third of a second, runs only if some are left.
-    """
+    """Release the memory of unused modules. Garbage collection, which takes a third of a second, runs only if some are left."""
     if _held:
         gc.collect()
     if torch.cuda.is_initialized():

@@ -197,7 +197,6 @@ def opened(profile: bytes) -> Any:
 
 
 def _codes_of(profile: bytes) -> tuple[int, int] | None:
-    """Return the code points (primaries, transfer) of a profile's `cicp` tag."""
     count = min(int.from_bytes(profile[128:132], "big"), _MOST_TAGS)
     for at in range(132, 132 + 12 * count, 12):
         if profile[at : at + 4] == b"cicp":

@@ -217,7 +217,6 @@ class Boxed(NamedTuple):
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (kind, start, end) of the contents of the boxes between two places."""
     for _ in range(_MOST_PARTS):
         if start + 8 > end:
             return
@@ -232,7 +231,6 @@ def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]
 
 
 def _inside(data: bytes, path: tuple[bytes, ...], start: int, end: int) -> tuple[int, int] | None:
-    """Return where the first box is that this path leads to."""
     for kind, content, last in _boxes(data, start, end):
         if kind == path[0]:
             skipped = content + (4 if kind == b"meta" else 0)

@@ -50,10 +50,8 @@ GREY: Final = 128
 """What stands in a clip for pixels that are made anew, as in the example of Wan VACE's pipeline."""
 THRESHOLD: Final = 128
 """A mask counts as white from this level on, as in diffusers' pipelines (0.5)."""
-
 CONDITION_VERSION: Final = 1
 """Raise it when the code makes other tensors from the same settings."""
-
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -294,10 +292,7 @@ class GuidedClip:
 
 
 class Guided(Kind):
-    """Latents of a control video's pixels that stay, of those that are made anew, and the mask that says which.
-
-    In front of them are those of reference pictures.
-    """
+    """Latents of a control video's pixels that stay, of those that are made anew, and the mask; in front those of reference pictures."""
 
     name = "guided"
     mask = "within"
@@ -310,10 +305,7 @@ class Guided(Kind):
         return {**latents, "stored": "mean", "mask_channels": latents["spatial_factor"] ** 2, **twice}
 
     def read_files(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Examined[Shot]:
-        """Read a video, and the control and the mask that the sample brings for it: videos, or one picture for all frames.
-
-        Reference pictures are cut by nothing.
-        """
+        """Read a video, and the control and mask that the sample brings: videos, or one picture for all frames."""
         clip = read_clip(request, read, resample)
         shots, digests = read_beside((CONTROL, MASK), request, clip, read)
         references: list[bytes] = []

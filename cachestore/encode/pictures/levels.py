@@ -16,7 +16,6 @@ from cachestore.encode.pictures import images
 from cachestore.encode.pictures.profiles import is_sixteen_bit
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
 SLACK: Final = 16
 """By so many levels the luminance of a mask with alpha may vary, and in a video also an alpha: lossy codecs do not keep a constant."""
 MOST_COLOUR: Final = 64

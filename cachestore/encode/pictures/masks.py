@@ -17,7 +17,6 @@ from cachestore.encode.pictures.shots import Footage, Still, read_mask
 
 VERSION = 1
 """Raise it when the code makes other values from the same settings."""
-
 BATCH = 64
 
 

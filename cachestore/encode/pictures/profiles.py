@@ -60,7 +60,6 @@ def conversion_of(image: Image.Image, data: bytes) -> Conversion:
 
 
 def _described_by(image: Image.Image, data: bytes) -> bytes | None:
-    """Return the profile that describes a picture's colours, its own or one made of what its file says; None for sRGB."""
     embedded = image.info.get("icc_profile")
     embedded = embedded if isinstance(embedded, bytes) and embedded else None
     if image.format == "PNG":

@@ -26,7 +26,6 @@ from cachestore.encode.pictures.kinds import COVERED, GIVEN, IN_FRONT, THRESHOLD
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """[B, H, W, 3], or [H, W, 3] of a single picture; for videos [B, F, H, W, 3] or [F, H, W, 3]."""
 Pictures = Sequence[tuple[Key, Pixels]]
-
 CPU_PIXELS, CPU_MOST = 64 * 64 * 16, 16
 """Pixels and pictures of a batch on a CPU. Larger ones help only tiny pictures (1.6x at 64 x 64); at 256 x 256 they exceed the cache."""
 GPU_BYTES_PER_PIXEL, GPU_MOST = 2_800, 32
@@ -35,14 +34,11 @@ GPU_FRACTION = 0.6
 """The part of a GPU's free memory that the largest batch may take by that estimate."""
 FIRST_DIVISOR = 8
 """On a GPU the first batch is the largest one divided by this. The size doubles while that is faster."""
-
 _COLOURS = 3
 _OF_VIDEO = 4
 """The number of dimensions of one clip's pixels, and of a batch of pictures."""
-
 PROBE_SIDE = 64
 """The shortest side of the pictures with which a VAE is probed. They have at least four latent patches a side."""
-
 _log = logging.getLogger(__name__)
 
 

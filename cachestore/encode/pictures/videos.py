@@ -42,10 +42,8 @@ from cachestore.encode.pictures.resizing import fit, size_of
 
 Frames = np.ndarray[Any, np.dtype[np.uint8]]
 """[F, H, W, 3]."""
-
 FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf,gif,apng"
 """FFmpeg's demuxers that may open a file. Playlists (hls, concat, dash) and devices are left out on purpose."""
-
 _HEAD_BYTES: Final = 4096
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _BUFFER_BYTES: Final = 1 << 17
@@ -246,10 +244,7 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
 
 
 def reading_tags(version: str = av.__version__) -> dict[str, Any]:
-    """Return the arguments of `av.open` in this version of PyAV with which it reads tags that are not UTF-8.
-
-    From 19 on it reads them by itself, and refuses the argument.
-    """
+    """Return the arguments with which `av.open` reads tags that are not UTF-8. From 19 on it does so by itself, and refuses them."""
     return {"metadata_errors": "replace"} if int(version.partition(".")[0]) < 19 else {}
 
 
@@ -351,7 +346,6 @@ def _decoded_by(container: InputContainer, stream: VideoStream, name: str) -> It
 
 
 def _upright(frame: VideoFrame) -> Picture:
-    """Convert a frame to upright 8-bit RGB, or to RGBA if it has an alpha. Its pixels may still not be square."""
     has_alpha = any(component.is_alpha for component in frame.format.components)
     converted = VideoReformatter().reformat(frame, format="rgba" if has_alpha else "rgb24", interpolation=_SCALING, threads=1)
     pixels, turn = cast("images.Pixels", converted.to_ndarray()), _turn_of(frame)

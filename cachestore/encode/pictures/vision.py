@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from cachestore.encode.batching.outputs import Entries
 
 _log = logging.getLogger(__name__)
-
 Batch = Sequence[tuple[Key, Any]]
-
 BATCH: Final = 32
 """How many prepared pictures, of 224 x 224 pixels, wait for a batch and go into one."""
 _PATCH: Final = 14

@@ -54,16 +54,12 @@ Batch = Sequence[tuple[Key, Payload]]
 Call = Callable[[Sequence[Any]], Mapping[str, Any]]
 """Makes outputs from payloads, under the family's names: batched tensors, lists of tensors, or None for a mask of all ones."""
 Entry = Made
-
 _REAL = " real "
 """Before an output's name: its rows that are not padding."""
-
 CPU_TOKENS, GPU_TOKENS = 2_048, 65_536
 """How many tokens, with padding, a batch has on a CPU, and at most on a GPU."""
-
 PROBES = ("", "a cat", 'a photograph of a red car in front of a blue house with a "SIGN", highly detailed')
 """Captions to probe with: empty, short, and long with quoted text, for which HunyuanVideo 1.5 has a second encoder."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -76,10 +72,7 @@ class TextModules:
     """The loaded modules of a text encoder. Use it from one thread."""
 
     def __init__(self, setup: TextSetup, device: torch.device, memories: Mapping[str, TokenMemory]) -> None:
-        """Load the modules onto the device, and probe the pipeline. Raises BadInput if it cannot be used at all.
-
-        `memories` have, by the name of a tokenizer, the tokens of captions that it read before.
-        """
+        """Load and probe the pipeline. `memories` have tokens that were read before, by tokenizer. BadInput if it is of no use."""
         parts = {name: load_part(component, setup, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
@@ -421,7 +414,6 @@ def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
 
 
 def _parts_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.device) -> Call:
-    """Return a call of some of a pipeline's text encoders, each used as in `encode_prompt`."""
     skip = setup.args.get(SKIP_ARG) or 0
 
     def call(captions: Sequence[Caption]) -> dict[str, Any]:

@@ -21,10 +21,8 @@ from cachestore.files.table import Table, check_table, never_falls, offsets_of, 
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
-
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
-
 FACTS: Final[Mapping[str, int]] = {
     "size": 2,
     "bucket": 3,

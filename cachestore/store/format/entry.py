@@ -67,10 +67,8 @@ class Specs(tuple[TensorSpec, ...]):  # noqa: SLOT001 - slots could not keep wha
 
 _Given = tuple[str, str, tuple[int, ...], int]
 """Name, dtype, shape and bytes of a tensor."""
-
 _LAYOUTS: Final = 4096
 """How many `Specs` are kept for further entries. A store has one for each shape, not for each entry."""
-
 _TENSOR_HEADER_BYTES: Final = 160
 """Most header bytes of one tensor without its name, and of the row and the filler of an entry without its JSON value."""
 

@@ -9,7 +9,6 @@ from cachestore.core.keys import Json
 from cachestore.files.opening import reason_of
 
 Read = TypeVar("Read")
-
 Kind = Literal[
     "corrupt-segment",
     "corrupt-entry",

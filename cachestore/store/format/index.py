@@ -53,7 +53,6 @@ _WALKED: Final = 1024
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 has two engines with incompatible files; lmdb 1 and 2 can read those of the older one."""
-
 NewEntry = tuple[Key, str, int, int, Specs, bytes]
 """(key, segment digest, ordinal, offset, specs, checksum) of an entry to add to an index."""
 
@@ -94,7 +93,6 @@ def check(layout: Layout, name: IndexName) -> Verdict:
 
 _UNREADABLE: Final = (lmdb.Error, ValueError, TypeError, KeyError, struct.error)
 """What reading a damaged index may raise."""
-
 _STRANGE: Final = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.NotFoundError, ValueError, TypeError, KeyError, struct.error)
 """What only the file's bytes can cause, so that trying again is useless. Failing to open the file is not among these."""
 
@@ -220,10 +218,7 @@ class Index:
             return b"".join(cursor.iternext(keys=True, values=False))
 
     def table_digests(self) -> dict[int, bytes]:
-        """By segment number, the `digest_table` of the entries that the index shows there. Segments without entries are left out.
-
-        One walk over the index, about 1 µs for each entry, without keeping any.
-        """
+        """By segment number, the `digest_table` of the entries that the index shows there. One walk, about 1 µs for each entry."""
         states: dict[bytes, Checksum] = {}
         numbers = {number.to_bytes(4, "little"): number for number in self.segments}
         layouts = {number.to_bytes(4, "little"): text for text, number in self.raw_layouts().items()}

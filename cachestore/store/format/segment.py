@@ -23,16 +23,13 @@ FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
 ENTRY_LIMIT: Final = 4096
 """Most entries of one segment. Keeps headers small: opening one takes about 1 ms per thousand tensors."""
-
 BLOCK_BYTES: Final = 64 * 1024 * 1024
 """Tensors are copied into blocks of so many bytes. A larger one gets a block of its own.
 
 Most segments fit into one. A thread that hashes them block by block waits for Python's lock after each.
 """
-
 HELD_BYTES: Final = 64 * 1024
 """A smaller tensor is always copied: a chunk of its own costs more."""
-
 _FILLER: Final = "filler"
 
 
@@ -201,10 +198,7 @@ class SegmentDraft:
             self._begun = self._filled
 
     def build(self, *, origin: str = "", edition: int = 0) -> Built:
-        """Complete the segment. Pass another `edition` for another digest, if the name is taken.
-
-        Raises FormatError if the header is above its limits, a JSON value cannot be parsed back, or a key was added twice.
-        """
+        """Complete the segment; another `edition` gives another digest. FormatError above the limits, or for a key added twice."""
         laid = self._laid.in_order()
         if len(set(laid.keys)) < len(self):
             raise FormatError("a segment holds each key once, but an entry was added twice")

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 UNDER_WAY: Final = 2
 """How many segments are written at once, while a further one is filled. Each holds up to `SegmentLimits.size_bytes` of memory."""
-
 HEADER_BYTES: Final = 4 * 1024 * 1024
 """Most header bytes of the entries of one segment, before JSON escaping. Far below the limit of readers."""
 
@@ -148,10 +147,7 @@ class Appender:
         return self._taken()
 
     def close_segment(self) -> list[Acknowledged]:
-        """Publish the collected entries, and wait for them. Returns what was not returned yet, nothing if there was nothing.
-
-        Raises WriteFailed, and keeps the entries then.
-        """
+        """Publish the collected entries and wait. Returns what was not returned yet. Raises WriteFailed, and keeps the entries then."""
         self.check_process()
         if self._draft and not self._closed:
             self._closed.append(self._replaced())  # nothing else is being written, so this thread can do it
@@ -200,7 +196,6 @@ class Appender:
             self._end()
 
     def _replaced(self) -> _Closed:
-        """The open segment, which a new one replaces."""
         closed = _Closed(self._draft)
         self._draft, self._header_bytes = SegmentDraft(closed.draft.blocks), 0
         return closed

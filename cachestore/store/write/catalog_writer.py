@@ -91,10 +91,7 @@ def draft_of(catalog: Catalog) -> Draft:
 
 
 def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
-    """Publish a catalog as generation `after` + 1 of its data set. Raises WriteFailed.
-
-    Returns False if that generation already exists: compare with it before you try again.
-    """
+    """Publish a catalog as generation `after` + 1; False if that exists: compare with it before you try again. Raises WriteFailed."""
     catalog, generation = draft.catalog, after + 1
     failpoint("catalog.before_publish")
     published = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)

@@ -25,17 +25,13 @@ from cachestore.store.read.snapshot import open_layout
 
 FORMAT: Final = "cachestore-listing"
 VERSION: Final = 1
-
 _MOST_LOST: Final = 16
 _SPENT_SECONDS: Final = 30 * 24 * 3600.0
 
 
 @contextmanager
 def listing_number(layout: Layout, name: str) -> Generator[int]:
-    """Take the next number of a data set for this context. Enter it before the source is listed.
-
-    Raises WriteFailed; BadInput if the data set would be new, and other systems cannot have its name.
-    """
+    """Take the next number of a data set, before its source is listed. WriteFailed; BadInput for a new name that others cannot have."""
     if name not in (known := list_names(layout)):
         check_new_name(name, known)
     make_folder(layout, layout.temporary, layout.listing_folder(name))
