@@ -89,7 +89,7 @@ def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapp
 
 
 def framing_of(extras: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the crop and size that a sample's columns give for its picture. Older stores may hold other values, which are ignored."""
+    """Return the crop and size that a sample's columns give for its picture. Other values are ignored."""
     columns = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
     return {name: extras[column] for name, column, count in columns if are_whole(extras.get(column), count)}
 

@@ -21,14 +21,7 @@ from cachestore.core.keys import Json
 from cachestore.encode.families.row import CONNECTORS, SKIP_ARG, TextFamily
 from cachestore.encode.families.text import PLAIN, TEXT_FAMILIES
 from cachestore.encode.models.folders import INDEX, Model, read_model
-from cachestore.encode.models.modules import (
-    Foreign,
-    build_pipeline,
-    choose_device,
-    clip_as_it_was,
-    load_image_processor,
-    load_module,
-)
+from cachestore.encode.models.modules import Foreign, build_pipeline, choose_device, clip_as_it_was, load_image_processor, load_module
 from cachestore.encode.models.setup import Caption, TextSetup, caption_at
 from cachestore.encode.pictures.conditions import plain_class
 from cachestore.encode.pictures.kinds import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, EndFrames, Guided, Kind, Masked

@@ -228,10 +228,7 @@ class Problems:
 
 
 def taken(
-    items: Iterable[tuple[str, Item]],
-    parse: Callable[[Item], Iterable[Sample]],
-    names: Callable[[Item], Sequence[str]],
-    remarks: Remarks,
+    items: Iterable[tuple[str, Item]], parse: Callable[[Item], Iterable[Sample]], names: Callable[[Item], Sequence[str]], remarks: Remarks
 ) -> Iterator[Sample]:
     """Yield the samples of all items, each with its place. One that `parse` refuses fails alone, under the ids that `names` tells."""
     for origin, item in items:

@@ -145,7 +145,11 @@ def tars_at(data: str | Path) -> list[Path] | None:
     path = Path(data)
     _refuse_compressed(path)
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
-        names = _names_in(path)
+        try:
+            with os.scandir(path) as entries:
+                names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        except OSError:  # listing its pictures reports that
+            names = []
         suffixes = {split_name(name)[1] for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(is_metadata(Path(name)) for name in names)
         for name in () if has_others else names:
@@ -168,15 +172,6 @@ def _refuse_compressed(path: Path) -> None:
             f"{path} is a compressed tar, but pictures are read where they lie in a tar, which needs a plain one: unpack it with"
             f" `{_COMPRESSED[suffix]} {path.name}`, or into a folder"
         )
-
-
-def _names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted, without hidden ones. Empty if it cannot be listed: listing its pictures reports that."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith("."))
-    except OSError:
-        return []
 
 
 def _expanded(name: str) -> Iterator[str]:

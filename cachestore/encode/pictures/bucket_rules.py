@@ -238,8 +238,11 @@ def _ai_toolkit_resized(size: Size, bucket: Size, _settings: BucketSettings) -> 
 def _simpletuner(size: Size, settings: BucketSettings) -> Size:
     """The resolution's area in the picture's aspect ratio of two digits, each side rounded to the step: `crop_aspect=preserve`."""
     bucket = _simpletuner_target(size, settings)
-    square = _square_of(settings)
-    return Size(square, square) if bucket.height and _ratio(bucket) == 1 else bucket
+    if not bucket.height or _ratio(bucket) != 1:
+        return bucket
+    near = (edge for megapixels, edge in _SIMPLETUNER_EDGES.items() if abs(_megapixels(settings) - megapixels) < _NEAR)
+    square = _to_step(next(near, sqrt(_megapixels(settings) * 1e6)), settings.step)
+    return Size(square, square)
 
 
 def _simpletuner_target(size: Size, settings: BucketSettings) -> Size:
@@ -264,11 +267,6 @@ def _simpletuner_resized(size: Size, bucket: Size, settings: BucketSettings) -> 
         elif height > down:
             across, down = across + int((height - down) * own), height
     return bucket if _ratio(bucket) == 1 and across < bucket.width else Size(across, down)
-
-
-def _square_of(settings: BucketSettings) -> int:
-    near = (edge for megapixels, edge in _SIMPLETUNER_EDGES.items() if abs(_megapixels(settings) - megapixels) < _NEAR)
-    return _to_step(next(near, sqrt(_megapixels(settings) * 1e6)), settings.step)
 
 
 def _megapixels(settings: BucketSettings) -> float:

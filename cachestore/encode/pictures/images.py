@@ -352,7 +352,8 @@ def _layers(image: Image.Image, data: bytes) -> Picture:
     if picture.has_transparency_data:
         if "transparency" in picture.info:
             picture.info["transparency"] = _key_colour(picture, data)
-        is_opaque = _has_blank_alpha(picture)
+        may_be_blank = picture.format in _OFTEN_BLANK and picture.mode in ("LA", "RGBA")
+        is_opaque = may_be_blank and picture.getchannel("A").getextrema() == (0, 0)
         whole = tiff_without_alpha(data) if is_opaque and picture.format == "TIFF" else None
         return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _with_opened(whole, _layers)
     if how.profile is None:
@@ -393,11 +394,6 @@ def _key_colour(image: Image.Image, data: bytes) -> Any:
         return tuple(level >> 8 for level in given)
     most = 2**depth - 1
     return (given & most) * (255 // most) if image.mode == "L" and depth in (2, 4) else given
-
-
-def _has_blank_alpha(image: Image.Image) -> bool:
-    """Whether the alpha of a decoded picture is zero everywhere because its writer did not set it."""
-    return image.format in _OFTEN_BLANK and image.mode in ("LA", "RGBA") and image.getchannel("A").getextrema() == (0, 0)
 
 
 def on_white(image: Image.Image) -> Image.Image:
