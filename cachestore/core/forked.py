@@ -52,8 +52,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
 def in_one_thread(read: Callable[_P, _T]) -> Callable[_P, _T]:
     """Make a function use one thread of torch in a forked process. Nothing changes in any other.
 
-    The first such call sets torch to one thread for the process, so what the caller does with the tensors does not hang either, such as
-    sending them to another process. A number that the caller sets after that holds between the calls.
+    The first call sets that for the process, so that what the caller does with the tensors does not hang either. A later number holds.
     """
 
     @wraps(read)

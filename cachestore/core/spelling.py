@@ -26,10 +26,9 @@ def is_typed() -> bool:
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an option, with a value if one is given, as the caller would write it.
+    """Return an option, with a value if one is given, as the caller would write it. A switch has the value True.
 
-    `name` is Python's: `bucket_step`; "data" is the argument DATA. A switch has the value True. A text in capitals, such as "PATH",
-    stands for any value, and gets no quotes.
+    `name` is Python's; "data" is the argument DATA. A text in capitals, such as "PATH", stands for any value, without quotes.
     """
     if _is_typed:
         typed = "DATA" if name == "data" else f"--{name.replace('_', '-')}"

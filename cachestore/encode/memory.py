@@ -86,8 +86,7 @@ def vae_working(row: VaeFamily, size: Size, frames: int, item: int) -> int:
 def text_working(config: Mapping[str, Json], class_name: str, tokens: int, item: int) -> int:
     """Return about what encoding one caption of so many tokens takes beside the weights; 0 for a tokenizer or processor.
 
-    That is the output of each layer, twice, because many pipelines stack them; the widest part of one layer; the attention of one layer in
-    float32; and the scores of the vocabulary, if the class makes them.
+    Each layer's output, twice, as many pipelines stack them; one layer's widest part and attention; scores of the vocabulary, if made.
     """
     inner: Mapping[str, Json] = config.get("text_config") or config
     layers = inner.get("num_hidden_layers") or inner.get("num_layers") or 0

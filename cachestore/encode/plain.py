@@ -151,8 +151,7 @@ def _projected(connectors: Foreign, named: Mapping[str, Any]) -> dict[str, Tenso
 def rows_of(family: TextFamily, output: str, made: Mapping[str, Any], count: int) -> Tensor:
     """Return an output of one caption without the batch's axis, and without what its pipeline says is padding.
 
-    `count` is the number of rows that were stored. If the pipeline has more, those that its own mask leaves out are padding; without a
-    mask, zeros are.
+    If there are more rows than the `count` that was stored, its own mask tells padding; without a mask, zeros are.
     """
     value = made[output]
     rows: Tensor = value[0] if isinstance(value, list) else value.select(family.batch_axes.get(output, 0), 0)

@@ -83,8 +83,7 @@ class ModelRequest:
 def encoders_for(request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
     """Return the encoders that a request asks for: text, latents, and with latents the model's conditions. Loads no weights.
 
-    `digest` returns a file's SHA-256 (64 hex digits). It is called for exactly the files that will be loaded. Raises BadInput, which says
-    what would help, if the model cannot do what is asked.
+    `digest` returns a file's SHA-256, and is called for exactly the files that will be loaded. BadInput says what would help.
     """
     _check(request)
     if not request.encode:

@@ -28,10 +28,9 @@ def _name_of(path: Path, status: os.stat_result) -> str:
 
 
 def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
-    """Return the SHA-256 (64 hex digits) of a file's bytes, from the cache if the file did not change since.
+    """Return the SHA-256 (64 hex digits) of a file's bytes, from the cache if it did not change since. Raises BadInput, OSError.
 
-    A file that changes while it is read, or changed within the last two seconds, is not cached. Raises BadInput for a path that is missing
-    or not a file, OSError.
+    One that changes while it is read, or changed within the last two seconds, is not cached.
     """
     try:
         with open_foreign(path, limit_bytes=_LIMIT_BYTES) as file:

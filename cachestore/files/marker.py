@@ -47,8 +47,7 @@ def check_for_reading(layout: Layout) -> None:
 def check_for_writing(layout: Layout, published: Path | None = None, *, folder: int | None = None) -> None:
     """As `check_for_reading`, but raises WriteFailed; also if the file that was `published` is not in the store that was opened.
 
-    Both checks use one descriptor of the root (`folder`, if it is open already). So the file cannot be in another store that was at the
-    path for a moment.
+    Both use one descriptor of the root, so that the file cannot be in another store that was at the path for a moment.
     """
     if layout.store_id:
         try:

@@ -58,10 +58,9 @@ class FileIdentity:
 
 
 def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat_result]:
-    """Open a regular file for reading and return (descriptor, status); the caller closes it.
+    """Open a regular file for reading and return (descriptor, status); the caller closes it. FormatError for a link, fifo or folder.
 
-    `folder` is a descriptor of the file's folder; then the path above it is not looked up again. Raises FormatError for a link, fifo,
-    device or folder of that name, FileNotFoundError, ReadFailed.
+    With a descriptor of its `folder`, the path above is not looked up again. Raises FileNotFoundError, ReadFailed.
     """
     try:
         descriptor = _opened(path, folder)
@@ -111,10 +110,9 @@ class _AsOpened(FileIO):
 
 
 def open_foreign(path: Path, *, limit_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file that is not ours, also through links. It ends where it ended when it was opened.
+    """Open a regular file that is not ours, also through links. It ends where it ended when it was opened. Raises OSError.
 
-    Raises OSError, also for a fifo, a device, a socket or a folder, and for a file with more than `limit_bytes`: a file with holes may
-    state any size, and reading it as a whole would take for ever.
+    So it does for more than `limit_bytes`: a file with holes may state any size, and reading it would take for ever.
     """
     descriptor, size = _open_foreign(path)
     try:

@@ -208,8 +208,7 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
 def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, digest: str) -> bool:
     """Publish a read-only file whose pieces come one after the other, else as `publish`. Only one piece at a time is in memory.
 
-    Raises FormatError, and publishes nothing, if the pieces do not have this digest. What the iterator raises is raised unchanged, unless
-    it is an OSError that is neither a RemoteFailed nor a WriteFailed.
+    FormatError, and nothing published, for another digest. What the iterator raises is raised, but OSErrors are WriteFailed.
     """
     make_folder(layout, layout.temporary)
     with _made_visible(layout, final) as temporary:

@@ -25,10 +25,9 @@ _YOUNG_SECONDS: Final = 60.0
 
 @contextmanager
 def scratch_folder(above: Path | None = None) -> Generator[Path]:
-    """Give the block an empty folder below `above`, by default below TMPDIR, which ends with the block.
+    """Give the block an empty folder below `above`, by default below TMPDIR, which ends with the block. Raises WriteFailed.
 
-    What killed processes of this user on this machine left there is removed first: locks of other machines may not be seen from here.
-    Raises WriteFailed if the folder cannot be made.
+    What killed processes of this user and machine left there is removed first: locks of others may not be seen from here.
     """
     mine = f"{_NAME}{socket.gethostname()}-"
     try:

@@ -63,8 +63,7 @@ class Table:
 class Span:
     """A part of an open file that is read when it is used, in place of a view of memory. The file is closed with the last part.
 
-    It takes only slices with step 1, and raises FormatError if the file was cut short. A forked child can use it too, as no read depends on
-    the descriptor's position.
+    Takes slices with step 1. FormatError if the file was cut short. Works in a forked child: no read depends on a position.
     """
 
     __slots__ = ("_end", "_file", "_start")

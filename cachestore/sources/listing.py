@@ -49,8 +49,7 @@ class Listing:
     def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
         """Yield the samples in order. Afterwards `remarks` holds what the user should know about them.
 
-        A manifest is read again each time, so that its rows need not stay in memory. Raises BadInput, also if it changed since it was
-        listed.
+        A manifest is read again each time, so that its rows need not stay in memory. BadInput, also if it changed since.
         """
         return self.walk(remarks or Remarks())
 

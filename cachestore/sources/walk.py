@@ -44,10 +44,9 @@ class Walk:
     """Links to folders that were not entered yet."""
 
     def folders_below(self, root: Path) -> Iterator[Names]:
-        """Yield the names in each folder. Skips stores and hidden names.
+        """Yield the names in each folder. Skips stores, hidden names, and links back into a folder around them.
 
-        A folder with several names is listed under its own name, else under the first link to it in the order of names. So all ranks call
-        it the same. Its other names, and links back into a folder around them, are passed over.
+        A folder with several names is listed under its own, else under the first link to it: so all ranks call it the same.
         """
         self._above = {os.path.realpath(folder) for folder in Path(os.path.realpath(root)).parents}
         self._links = [("", root)]

@@ -99,8 +99,7 @@ def as_it_comes(family: TextFamily, index: Mapping[str, Json], config_of: Callab
 def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
     """Return the row for some of a family's text encoders, called without the others; the family itself for all of them.
 
-    Nothing is joined, as the other parts are missing: each stored tensor is an output under its own name. Raises BadInput, which names
-    what can be encoded alone, if `names` is empty or has a name that cannot.
+    Nothing is joined: each stored tensor is an output under its own name. BadInput names what can be encoded alone.
     """
     chosen = tuple(name for name in family.encoders if name in names)
     if chosen == family.encoders and set(names) == set(chosen):

@@ -123,10 +123,9 @@ class LoadedModel:
 
 
 def read_loaded(model: object) -> LoadedModel:
-    """Read an object that was passed as `model=`: a diffusers pipeline, or a mapping of component names to modules and tokenizers.
+    """Read what was passed as `model=`: a diffusers pipeline, or a mapping of component names to modules and tokenizers, else BadInput.
 
-    A mapping names its pipeline as model_index.json does (`"_class_name": "StableDiffusionXLPipeline"`). Without this name it must hold
-    a text encoder with its tokenizer, a VAE, or both. Raises BadInput for anything else.
+    A mapping has `_class_name` as model_index.json; without it, a text encoder with its tokenizer, a VAE, or both.
     """
     if isinstance(model, Mapping):
         given = {str(name): part for name, part in model.items() if part is not None}

@@ -114,12 +114,9 @@ def load_image_processor(component: Component) -> Foreign:
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
-    """Load a module in evaluation mode, without gradients, onto the device. Raises BadInput if it does not take all weights.
+    """Load a module in evaluation mode, without gradients, onto the device; the caller's own as it is. BadInput if weights do not fit.
 
-    Weights in 8 bits are multiplied with their scales; without scales they are used at the values that they have. Weights that a library
-    has quantised (`quantization_config`) are left to it.
-
-    The caller's own module is returned unchanged: `common_dtype` and `common_device` have checked it.
+    Weights in 8 bits are multiplied with their scales, if any. Those that a library has quantised are left to it.
     """
     if component.loaded is not None:
         return component.loaded
@@ -156,10 +153,9 @@ def build_pipeline(
     asked: Mapping[str, Json] | None = None,
     stand_ins: Collection[str] = (),
 ) -> Foreign:
-    """Build a pipeline from these components and plain values, with None for its other required arguments.
+    """Build a pipeline from these components and plain values, with None for other required arguments. BadInput if diffusers lacks it.
 
-    For each `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Those in `stand_ins` have no field.
-    Raises BadInput if the installed diffusers has no such pipeline.
+    For `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Those in `stand_ins` have none.
     """
     with _one_at_a_time:
         pipeline = _found("diffusers", class_name, "this model")
@@ -182,8 +178,7 @@ def build_pipeline(
 def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
     """Let a pipeline find CLIP's layers below `text_model` within the block, as `clip_skip` of diffusers looks for the last norm there.
 
-    transformers 5.6 moved the layers into CLIPTextModel itself. The name is set without torch's registration, so that no module contains
-    itself, and is removed afterwards.
+    transformers 5.6 moved them into CLIPTextModel itself. torch does not register the name: no module contains itself.
     """
     modules = [part for name, part in pipeline.components.items() if name.startswith("text_encoder")]
     moved = [module for module in modules if type(module).__name__ == "CLIPTextModel" and not hasattr(module, "text_model")]

@@ -103,10 +103,9 @@ class BucketRule:
 def fit_box(
     name: Buckets, size: Size, settings: BucketSettings, at: Fraction | None = None, *, is_flipped: bool = False
 ) -> tuple[Size, CropBox]:
-    """Return the bucket of a picture, and how it is resized and cropped. `at` says where, as for `crop_box`; None is the centre.
+    """Return the bucket of a picture, and how it is resized and cropped, at the centre or `at` a place, as `crop_box`.
 
-    The crop box of a mirrored picture is that in the picture before it is mirrored. Raises BadInput if there are no buckets, EncodeFailed
-    if the rule has none for a picture of this size.
+    The box is that of the picture before it is mirrored. BadInput if there are no buckets, EncodeFailed if none is for this size.
     """
     rule = RULES[name]
     bucket = rule.bucket(size, settings)

@@ -183,8 +183,7 @@ def resize_crop(image: Image.Image, bucket: Size, box: CropBox, resampling: Imag
 def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
     """Crop a mask as its picture is cropped, and shrink it: uint8 [height, width], each pixel the mean of the area that it covers.
 
-    The mask covers the same frame as its picture, at any resolution. If only a part of the picture is used, `within` has its box in pixels
-    and the size of the picture.
+    It has any resolution. If only a part of the picture is used, `within` has its box in pixels, and the picture's size.
     """
     return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, box, within)))
 

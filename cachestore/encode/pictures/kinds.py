@@ -253,8 +253,7 @@ class Embedded(EndFrames):
 class GuidedClip:
     """What guides a clip: frames of its control, and which of their pixels are made anew. Either may be one picture for all frames.
 
-    Without a control the clip's own frames are used, with grey where the mask is white. Without a mask all pixels are made anew; without
-    both, nothing is known of any.
+    Without a control, the clip's own, grey where the mask is white; without a mask all is made anew; without both nothing is known.
     """
 
     clip: Footage

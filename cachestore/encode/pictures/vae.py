@@ -57,8 +57,7 @@ class Vae:
     def __init__(self, setup: LatentsSetup, device: torch.device, *, compiles: bool = False) -> None:
         """Load the VAE onto the device, and probe it with a batch of two.
 
-        With `compiles` its encoder goes through `torch.compile` for shapes for which that saves time. A smaller last batch of such a shape
-        is filled up to the same size.
+        With `compiles` its encoder is compiled for shapes for which that saves time; a smaller last batch is filled up to their size.
         """
         keep_number()  # meanwhile the threads that prepare pictures change what a new thread gets
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
@@ -229,8 +228,7 @@ def _in_front(pixels: Any) -> int:
 def to_range(pixels: Tensor, given: int = GIVEN, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts.
 
-    A fourth channel says which pixels count: those that have `given` there. All others become 0. With `channels_last`, as pixels are,
-    nothing is turned in memory.
+    Where a fourth channel is not `given`, it becomes 0. With `channels_last`, as pixels are, nothing is turned in memory.
     """
     made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous(memory_format=memory_format).float().div_(255).sub_(0.5).div_(0.5)
     return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == given)

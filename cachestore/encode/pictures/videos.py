@@ -158,8 +158,7 @@ def _promised_bytes(file: BinaryIO, stream: VideoStream) -> int:
 def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resample: Resample = DEFAULT) -> Frames:
     """Return the frames that are shown at these times, scaled and cropped like a picture: uint8 [F, height, width, 3].
 
-    `times` must rise; a time may occur several times. All frames from the last key frame before the first time on are decoded. Raises
-    EncodeFailed if a needed frame cannot be decoded, or if the size of frames changes.
+    `times` must rise; one may occur several times. EncodeFailed if a needed frame cannot be decoded, or if their size changes.
     """
     made, at = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8), 0
     for picture, uses in shown_at(file, times):

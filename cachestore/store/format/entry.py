@@ -85,10 +85,9 @@ class Entry(NamedTuple):
 
 
 def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:
-    """Order an entry's tensors and compute its checksum.
+    """Order an entry's tensors and compute its checksum. It may have no tensors, only its JSON value, which is copied.
 
-    Raises BadInput for a bad name, dtype or length, or for a value that is not JSON. An entry may have no tensors, only its JSON value.
-    The value is copied; the tensors' bytes are not.
+    Raises BadInput for a bad name, dtype or length, or for a value that is not JSON.
     """
     text = text_of(meta)
     given: list[_Given] = []

@@ -36,8 +36,7 @@ UNCOVERED_LIMIT: Final = 512
 def create_store(root: Path, *, mode: Mode | None = None, say: Callable[[str], None] = _log.info) -> Layout:
     """Make a store, or open the existing one. Without a `mode`, a new store takes it over from its folder (see `make_root`).
 
-    `say` gets a line if the new store is shared with a group. Raises BadInput for a folder with other contents and for a store with another
-    mode, and WriteFailed.
+    `say` gets a line if it is shared with a group. BadInput for other contents and for another mode; WriteFailed.
     """
     layout = Layout(root.absolute(), mode or Mode.PRIVATE)
     names = names_in(root, is_root=True)
