@@ -15,7 +15,6 @@ from cachestore.core import system
 from cachestore.core.signals import heard
 
 LOOK_SECONDS: Final = 0.5
-"""How often the pid is looked at."""
 
 
 def leave_with(starter: int, *, seconds: float, gone: threading.Event | None = None) -> None:

@@ -54,7 +54,6 @@ ROLES: Final[Mapping[str, Role]] = {
         Role(LAST_FRAME, VIDEO, is_cut_alike=True, is_own=True),
     )
 }
-"""The roles of images, by name."""
 SHOWN: Final = (CONTROL, REFERENCE)
 """The roles whose latents every VAE makes: `control_latents`, `reference_latents` in a batch."""
 BESIDE: Final = tuple(name for name in ROLES if name not in (IMAGE, VIDEO))

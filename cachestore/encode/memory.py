@@ -27,7 +27,6 @@ ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 MARGIN: Final = 1.25
 """How much more a GPU takes than the tensors of a batch: FLUX.1's VAE took 1.21 times as much on an H200 (docs/benchmarks.md)."""
 CARDS: Final = tuple(size << 30 for size in (8, 12, 16, 24, 32, 48, 80))
-"""The memory of usual cards."""
 KEPT_FREE: Final = 1 << 30
 """What the driver, torch's kernels and a screen take of a card."""
 LONGEST: Final = 1024

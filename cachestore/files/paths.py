@@ -177,7 +177,6 @@ _TEMPORARY: Final = FileKind("tmp/{digest}.tmp", str)
 _PLAN_FOLDER: Final = FileKind("plans/{digest}", str)
 _PASS_FOLDER: Final = FileKind("plans/{digest}/{number}", int)
 PASS_KINDS: Final = (_ROUND, _CLAIM, _LEDGER, _ATTEMPT)
-"""The kinds of file in the folder of a pass."""
 _FILES: Final[tuple[str, ...]] = (
     MARKER,
     *(

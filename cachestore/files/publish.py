@@ -40,7 +40,6 @@ _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, 
 _NO_RIGHT: Final = {errno.EACCES, errno.EPERM}
 _NO_FOLDER_FSYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _BLOCK_BYTES: Final = 256 * 1024
-"""How many bytes are written at once."""
 _OUTSIDE: Final = ".cachestore-tmp"
 """How temporary files outside a store end."""
 _LEFTOVER_SECONDS: Final = 86_400.0

@@ -24,7 +24,6 @@ from cachestore.files.opening import let_go, map_whole, open_regular, opened, re
 from cachestore.files.paths import damaged
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
-"""Largest table that is read."""
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 _NUMBER_BYTES: Final = 8
 _VERSION_DIGITS: Final = 10

@@ -118,11 +118,9 @@ class Leftovers:
     """Whether samples have captions in a `.json`."""
     samples: int = 0
     lacking: int = 0
-    """How many samples have no caption."""
     peek: Callable[[Path], bytes] = _first_bytes
     """Returns the first bytes of a file in one of the folders, or none if it cannot be read."""
     _tails: dict[str, str] = field(default_factory=dict[str, str])
-    """The stems by their last parts."""
     _kinds: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _left: int = _LOOKS
 

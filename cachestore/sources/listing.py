@@ -33,7 +33,6 @@ class Listing:
     """What a source lists, and how its files are read."""
 
     files: Files
-    """The files that references lead to."""
     content: str
     """Digest of a manifest's bytes, or of the ids, captions and references of a folder."""
     walk: Parse

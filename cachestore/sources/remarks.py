@@ -103,7 +103,6 @@ class Remarks:
     same_names: list[str] = field(default_factory=list[str])
     """Two folders of which one has only names that the other has too."""
     columns: dict[str, None] = field(default_factory=dict[str, None])
-    """The columns of the rows of one source."""
     uncaptioned: list[str] = field(default_factory=list[str])
     """One sentence for each source whose rows have no caption at all."""
     pictureless: list[str] = field(default_factory=list[str])

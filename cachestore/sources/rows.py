@@ -24,7 +24,6 @@ from cachestore.sources.remarks import Remarks, taken
 from cachestore.sources.tables import FILE_COLUMN, MetadataFile, Row, is_metadata, rows_of
 
 _CAPTIONS: Final = ("caption", "text")
-"""Names of the caption column."""
 _FILES: Final = (FILE_COLUMN, "path", "file_names")
 """Other names of the picture column `image`, or of the video column `video`."""
 _OF_ROLE: Final = ("_file_name", "_file_names")

@@ -62,7 +62,6 @@ class RowWidth:
     """How wide the rows of an output are. Only forecasts of sizes need it."""
 
     component: str
-    """The component that makes the rows."""
     layers: int | str = 1
     """How many layers' rows are stored for a token: a number, or a field of the component's config.json."""
     field: str | None = None
@@ -84,7 +83,6 @@ class PictureInput:
     most: int | None = None
     """The largest number of pictures; None for any. At least one is needed. With 1 the picture itself is passed, otherwise a list."""
     role: str = CONTROL
-    """The role of these pictures in a sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,6 @@ class LoadedModel:
     """The class of the pipeline; None for a text encoder or VAE without one."""
     parts: Mapping[str, Any]
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """Plain values of the pipeline's configuration."""
     others: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Components of the pipeline that are not used for encoding, by name."""
 

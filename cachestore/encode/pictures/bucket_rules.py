@@ -35,7 +35,6 @@ class BucketSettings(NamedTuple):
     resolution: int
     step: int = STEP
     upscales: bool = True
-    """Whether small pictures are scaled up."""
     shortest: int | None = None
     longest: int | None = None
     """The limits of a bucket's sides, in pixels; None for those of `bucket_list`."""
@@ -73,7 +72,6 @@ class BucketRule:
     """The rule of one trainer."""
 
     bucket: Callable[[Size, BucketSettings], Size]
-    """Chooses the bucket of a picture."""
     resized: Callable[[Size, Size, BucketSettings], Size]
     """Returns the size to which a picture is resized for its bucket: (picture, bucket, settings)."""
     step: Callable[[int], int]
@@ -91,7 +89,6 @@ class BucketRule:
     limits: tuple[int | None, int | None] = (None, None)
     """The shortest and the longest side, if they are not set."""
     resample: Resample = DEFAULT
-    """How the trainer resizes."""
     reading: PixelReading | None = None
     """How the trainer reads a picture; None for this project's own way."""
 

@@ -39,7 +39,6 @@ class PipelineOutline:
 
     class_name: str
     parts: Mapping[str, str]
-    """The classes of its components by name."""
     denoiser: Mapping[str, Json]
     """The denoiser's configuration; empty if it is not known."""
     channels: int | None
@@ -128,7 +127,6 @@ ROWS: Final[Mapping[str, ConditionRow]] = {
     "HunyuanVideo15ImageToVideoPipeline": ConditionRow("HunyuanVideo15Pipeline", _hunyuan_first),
     "HunyuanVideoImageToVideoPipeline": ConditionRow("HunyuanVideoImageToVideoPipeline", _hunyuan_first),
 }
-"""By the class of the pipeline."""
 
 
 def plain_class(class_name: str) -> str:

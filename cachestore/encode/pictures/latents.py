@@ -47,7 +47,6 @@ class LatentsEncoder:
         self.recipe = recipe
         self.setup = setup
         self.kind = kind or Kind()
-        """What of a sample's files is encoded."""
         self._fingerprint = recipe.fingerprint
         self._device = device
         self._batch_size: int | Literal["auto"] = batch_size

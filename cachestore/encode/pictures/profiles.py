@@ -38,7 +38,6 @@ class Conversion:
     profile: bytes | None = None
     """None if it is taken as sRGB."""
     space: str = ""
-    """The profile's own colours: GRAY, RGB or CMYK."""
     is_exact: bool = False
     """Whether grey of 8 bits is converted without lcms's table, which is the usual way of an embedded profile."""
 

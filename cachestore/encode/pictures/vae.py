@@ -97,20 +97,17 @@ class Vae:
         # clips of one shape may still have different numbers of reference pictures
         is_mixed = self._setup.is_split and len({_in_front(pixels) for _key, pixels in batch}) > 1
         together = [[pair] for pair in batch] if self.is_single or is_mixed else [batch]
-        began = time.perf_counter()
-        begun = self._transfer.begin(
-            self._encoded([key for key, _ in pairs], self._transfer.stacked([pixels for _, pixels in pairs])) for pairs in together
-        )
-        here, ran = time.perf_counter() - began, self._compiled.ran if self._compiled is not None else None
 
-        def finish() -> Entries:
-            entries, seconds = begun()
+        def note(seconds: float) -> None:
             took(seconds)
             if ran is not None:  # compiling runs on the CPU
                 ran(max(here, seconds))
-            return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
 
-        return finish
+        began = time.perf_counter()
+        parts = (self._encoded([key for key, _ in pairs], self._transfer.stacked([pixels for _, pixels in pairs])) for pairs in together)
+        begun = self._transfer.begin([key for key, _ in batch], parts, note)
+        here, ran = time.perf_counter() - began, self._compiled.ran if self._compiled is not None else None
+        return begun
 
     def _encoded(self, keys: Sequence[Key], pixels: Tensor) -> "Callable[[], list[Made]]":
         with torch.inference_mode():

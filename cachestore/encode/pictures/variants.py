@@ -27,7 +27,6 @@ class Variant:
     box: CropBox
     """How the picture, or its part `within`, is scaled and cropped."""
     is_flipped: bool
-    """Whether the crop is mirrored, left to right."""
     crop_number: int | None
     """The number of the drawn crop; None if it was not drawn."""
     within: Box | None = None

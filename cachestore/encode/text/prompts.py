@@ -125,14 +125,8 @@ class TextModules:
 
     def _begin(self, batch: Batch, took: Took = ignore) -> "Callable[[], Entries]":
         together = [[pair] for pair in batch] if self.is_single else [batch]
-        begun = self._transfer.begin(self._submitted([payload for _, payload in pairs]) for pairs in together)
-
-        def finish() -> Entries:
-            entries, seconds = begun()
-            took(seconds)
-            return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
-
-        return finish
+        parts = (self._submitted([payload for _, payload in pairs]) for pairs in together)
+        return self._transfer.begin([key for key, _ in batch], parts, took)
 
     def _submitted(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
         length = max((payload.length for payload in payloads if isinstance(payload, Padded)), default=self._setup.max_tokens)

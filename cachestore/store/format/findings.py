@@ -45,7 +45,6 @@ class Finding:
     path: str
     """Relative to the store."""
     what: str
-    """What is wrong."""
     advice: str = ""
     """What to do about it; empty if nothing is to be done."""
     key: str | None = None
