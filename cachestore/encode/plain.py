@@ -64,9 +64,6 @@ def pipeline_in(folder: Path | None) -> Pipeline | None:
     return Pipeline(model.class_name, settings, model)
 
 
-# Text
-
-
 def texts_of(setup: TextSetup, given: Mapping[str, Json], pipeline: Pipeline | None, device: str) -> Make:
     """Return what makes the outputs of `TextEncoder.resolve`'s item, under the family's names. `given` are the user's own arguments."""
     where = choose_device(device)
@@ -163,9 +160,6 @@ def rows_of(family: TextFamily, output: str, made: Mapping[str, Any], count: int
     if isinstance(mask, Tensor):
         return rows[mask[0].reshape(len(rows), -1)[:, 0].bool()]
     return rows if rows[count:].any() else rows[:count]
-
-
-# Pictures and videos
 
 
 class PlainVae:

@@ -124,9 +124,6 @@ def _as_tiff(picture: Any) -> bytes:
     return buffer.getvalue()
 
 
-# Sequences of samples
-
-
 def list_objects(data: object, how: ListingOptions = PLAIN) -> Listing:
     """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
@@ -208,9 +205,6 @@ def _named(refs: dict[str, _PictureRef], ref: _PictureRef) -> str:
     reference = f"{MEMORY}{ref.column}.{ref.number}:{ref.sample}"
     refs[reference] = ref
     return reference
-
-
-# Hugging Face
 
 
 def _list_columns(data: Any, how: ListingOptions) -> Listing:
@@ -298,9 +292,6 @@ def _picture_kind(feature: Any) -> Any:
     listed = cast("list[Any]", feature) if isinstance(feature, list) else [getattr(feature, "feature", feature)]
     inner: Any = listed[0] if listed else None
     return inner if type(inner).__name__ in {"Image", "Video"} and hasattr(inner, "decode") else None
-
-
-# For workers
 
 
 def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:

@@ -26,9 +26,6 @@ ANSWER_SECONDS: Final = 600.0
 _CHUNK: Final = 1 << 20
 
 
-# In the caller
-
-
 class Answers:
     """Answers the questions of workers, in the thread that calls `serve`."""
 
@@ -112,9 +109,6 @@ def _answer(pictures: Files, question: Mapping[str, Any]) -> bytes:
         return frame({"stat": stat}, data)
     except Exception as error:  # noqa: BLE001 - the caller's own code may raise anything: it costs one sample, which the worker names
         return frame({"error": str(error) or type(error).__name__})
-
-
-# In a worker
 
 
 class PipeFiles:

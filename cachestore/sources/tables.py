@@ -187,9 +187,6 @@ def _with_suffix(folder: Path, name: str) -> str:
     return next((f"{name}{suffix}" for suffix in sorted(MEDIA_SUFFIXES) if os.path.isfile(folder / f"{name}{suffix}")), name)  # noqa: PTH113
 
 
-# CSV
-
-
 @dataclass(slots=True)
 class _CellLines:
     """The lines of a file with cells, for a csv.reader. Keeps those of the record that is being read, and takes some back."""
@@ -311,9 +308,6 @@ def _row(columns: Sequence[str], record: Sequence[str], delimiter: str, origin: 
     if broken := next((column for column, cell in zip(columns, record, strict=False) if not cell.isascii() and is_broken(cell)), None):
         return BadInput(f"{origin}: the cell of {broken!r} is not UTF-8: save the file as UTF-8")
     return dict.fromkeys(columns) | dict(zip(columns, record, strict=False))
-
-
-# Parquet
 
 
 def _parquet_rows(path: Path) -> Rows:

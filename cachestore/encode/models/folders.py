@@ -56,22 +56,6 @@ class MissingFile(BadInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A recognised model folder."""
-
-    folder: Path
-    kind: Kind
-    class_name: str
-    """The class of the pipeline or VAE; for a text encoder its architecture."""
-    index: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """model_index.json of a pipeline, else config.json."""
-
-    def config_of(self, component: str) -> dict[str, Json]:
-        """Read config.json of a pipeline's component. Raises BadInput as `read_json`."""
-        return read_json(self.folder / component / CONFIG)
-
-
-@dataclass(frozen=True, slots=True)
 class Component:
     """A component of a model, and exactly the files that it is loaded from."""
 
@@ -98,6 +82,38 @@ class Component:
         return self.single_file or self.folder
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A recognised model folder."""
+
+    folder: Path
+    kind: Kind
+    class_name: str
+    """The class of the pipeline or VAE; for a text encoder its architecture."""
+    index: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """model_index.json of a pipeline, else config.json."""
+
+    def config_of(self, component: str) -> dict[str, Json]:
+        """Read config.json of a pipeline's component. Raises BadInput as `read_json`."""
+        return read_json(self.folder / component / CONFIG)
+
+    def component(self, name: str, variant: str | None = None, override: "Model | Path | None" = None, /) -> Component:
+        """Return a component by its name in model_index.json; from the folder or the weight file `override`, if given."""
+        folder = override.folder if isinstance(override, Model) else self.folder / name if self.kind == "pipeline" else self.folder
+        library, class_name = "diffusers", self.class_name
+        if self.kind == "pipeline":
+            library, class_name = component_class(self, name)
+        elif self.kind == "text":
+            library, class_name = "transformers", "AutoTokenizer" if name.startswith("tokenizer") else TEXT_MODEL
+        if name.startswith("tokenizer"):
+            return tokenizer(name, folder, library, class_name)
+        if name.startswith("processor"):
+            return processor(name, folder, library, class_name)
+        if "ImageProcessor" in class_name:
+            return image_processor(name, folder, library, class_name)
+        return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
+
+
 def read_model(folder: Path) -> Model:
     """Read a model folder: a diffusers pipeline, a transformers text encoder, or a VAE. Raises BadInput for anything else."""
     if (folder / INDEX).is_file():
@@ -122,19 +138,6 @@ def read_model(folder: Path) -> Model:
             " (`_class_name`); give another folder"
         )
     return Model(folder, "text", str((config.get("architectures") or [TEXT_MODEL])[0]), config)
-
-
-def pipeline_component(model: Model, name: str, variant: str | None, override: Model | Path | None = None) -> Component:
-    """Return a component of a pipeline by its name in model_index.json; from the folder or the weight file `override`, if given."""
-    library, class_name = component_class(model, name)
-    folder = override.folder if isinstance(override, Model) else model.folder / name
-    if name.startswith("tokenizer"):
-        return tokenizer(name, folder, library, class_name)
-    if name.startswith("processor"):
-        return processor(name, folder, library, class_name)
-    if "ImageProcessor" in class_name:
-        return image_processor(name, folder, library, class_name)
-    return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
 
 
 def component_class(model: Model, name: str) -> tuple[str, str]:

@@ -52,14 +52,14 @@ class LoadedModel:
         """Return what `read_model` returns for a folder. Without a pipeline `kind` selects the part; BadInput if that is missing."""
         index: dict[str, Json] = {**self.settings, **{name: list(_class_of(name, part)) for name, part in self.parts.items()}}
         if self.class_name is not None:
-            return Model(FOLDER, "pipeline", self.class_name, index)
+            return _Held(FOLDER, "pipeline", self.class_name, index, whole=self)
         name = "vae" if kind == "latents" else "text_encoder"
         if name not in self.parts:
             raise BadInput(
                 f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name}, which encodes {kind}:"
                 f" load it too, or leave {kind} out of encode="
             )
-        return Model(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
+        return _Held(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]), whole=self)
 
     def component(self, name: str) -> Component:
         """Return a component with digests of its contents. Raises BadInput if it is missing or cannot be fingerprinted."""
@@ -83,7 +83,7 @@ class LoadedModel:
             config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
         return Component(name, library, class_name, FOLDER, {}, config=config, loaded=part, digests=digests)
 
-    def config(self, name: str) -> Mapping[str, Json]:
+    def config(self, name: str) -> dict[str, Json]:
         """Return the configuration of any component, also of one that is not used for encoding. Raises BadInput if it is missing."""
         part = self.parts.get(name, self.others.get(name))
         if part is None:
@@ -119,6 +119,17 @@ class LoadedModel:
             for tensor, stride in layouts:  # encoding may have changed a VAE to channels-last
                 if tensor.stride() != stride:
                     tensor.data = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held(Model):
+    whole: LoadedModel = field(kw_only=True)
+
+    def config_of(self, component: str) -> dict[str, Json]:
+        return self.whole.config(component)
+
+    def component(self, name: str, *_how: object) -> Component:
+        return self.whole.component(name)
 
 
 def read_loaded(model: object) -> LoadedModel:

@@ -95,9 +95,6 @@ class Kind:
         )
 
 
-# Masked pictures
-
-
 @dataclass(frozen=True, slots=True)
 class MaskedPicture:
     """A picture without the part that its mask covers."""
@@ -136,9 +133,6 @@ class Filled(Masked):
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`."""
         return {**latents, "mask_channels": latents["spatial_factor"] ** 2}
-
-
-# Frames of a clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +238,6 @@ class Embedded(EndFrames):
     parts: tuple[str, str] = ("image_encoder", "image_processor")
     """The pipeline's names of the vision encoder and its image processor."""
     name = "embeds"
-
-
-# What guides a clip
 
 
 @dataclass(frozen=True, slots=True)
