@@ -410,7 +410,7 @@ def test_a_tensors_name_that_a_terminal_would_obey_is_escaped(root, capsys):
     made = entry.make_entry(key_of(1), {"x": ("U8", (1,), b"a")}, {})
     specs = entry.Specs(spec._replace(name="\x1b[31mred\n") for spec in made.specs)
     forged = entry.Entry(made.key, specs, made.buffers, made.meta, entry.checksum_of(made.key, specs, made.buffers))
-    digest, chunks = segment.build_segment([forged])
+    digest, chunks, _contents = segment.draft_of([forged]).build()
     make_folder(layout, layout.segment(digest).parent)
     layout.segment(digest).write_bytes(b"".join(map(bytes, chunks)))
     for command in (["ls", root], ["show", root, key_of(1)]):

@@ -28,7 +28,6 @@ _COLLAPSED: Final = re.compile(
 MOST_CHARACTERS: Final = 100_000
 """The most characters of a caption. The text encoder that reads most, of 8,192 tokens, reads about 40,000; what is longer is no caption but
 another file or column, and some tokenizers take minutes for it."""
-
 _PULLED: Final = frozenset({"s3", "gs", "az"})
 """Schemes that `push` and `pull` know."""
 

@@ -7,14 +7,11 @@ from cachestore.core.read_block import Form, LatentsBlock, Padding, TextBlock
 
 Shape = tuple[int | None, ...]
 """None for an axis that varies from batch to batch."""
-
 NUM_FRAMES: Final = "num_frames"
 FPS: Final = "fps"
 """Names in the batch for data sets with videos."""
-
 SIZES: Final[Mapping[str, str]] = {"original_size": "size", "crop_top_left": "crop", "target_size": "bucket"}
 """Names in the batch, and the catalog's facts whose first two numbers they are, swapped."""
-
 LatentsAs = Literal["sample", "mean", "moments", "raw"]
 """`sample`: drawn from the moments and normalised; if only a mean or one sample is stored, that one, normalised. `mean`: the mean,
 normalised. `moments`: mean and log-variance as stored. `raw`: as `mean` but not normalised, as the VAE returned it (if one sample is

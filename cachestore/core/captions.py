@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Choose = Literal["first", "random", "all"]
 CHOICES: Final = get_args(Choose)
-
 _WORD: Final = 8
 """Bytes of one random draw."""
 _WILDCARD: Final = re.compile(r"(?P<brace>\{\{|\}\})|\{(?P<choices>[^{}]+)\}")
@@ -176,7 +175,6 @@ class CaptionPolicy:
         return list(islice(cycle(found), self.each))
 
     def _lessened(self, fixed: Sequence[str], tags: Sequence[str]) -> list[str]:
-        """Return `variants` texts that lack some of the tags."""
         name, found = self._name("tag-dropout", *tags), list[str]()
         limit = int(self.tag_dropout * (1 << 8 * _WORD))
         count = min(len(tags), self.max_tags) if self.max_tags else max(len(tags) - self.drop_tags, 0 if fixed else 1)
@@ -271,7 +269,6 @@ def _orders(tags: Sequence[str], most: int, name: bytes) -> Iterator[Sequence[st
 
 
 def _drawn(name: bytes, number: int, count: int) -> list[bytes]:
-    """Return `count` random words of draw `number`."""
     raw = hashlib.shake_256(name + number.to_bytes(8, "little")).digest(_WORD * count)
     return [raw[_WORD * index : _WORD * (index + 1)] for index in range(count)]
 

@@ -35,8 +35,6 @@ DTYPES: Final[Mapping[str, Dtype]] = {
     "F64": Dtype(8, "float64", "float64"),
     "C64": Dtype(8, "complex64", "complex64"),
 }
-"""The dtypes by safetensors name."""
-
 TORCH_NAMES: Final = {dtype.torch: name for name, dtype in DTYPES.items()}
 """safetensors names by torch name."""
 NUMPY_NAMES: Final = {dtype.numpy: name for name, dtype in DTYPES.items() if dtype.numpy == dtype.torch}

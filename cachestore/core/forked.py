@@ -16,7 +16,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
 _FORKED_WITHOUT_EXEC: Final = 0x40
 """PF_FORKNOEXEC among the flags of a process, as the kernel keeps them."""
 
@@ -53,8 +52,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
 def in_one_thread(read: Callable[_P, _T]) -> Callable[_P, _T]:
     """Make a function use one thread of torch in a forked process. Nothing changes in any other.
 
-    The first such call sets torch to one thread for the process, so what the caller does with the tensors does not hang either, such as
-    sending them to another process. A number that the caller sets after that holds between the calls.
+    The first call sets that for the process, so that what the caller does with the tensors does not hang either. A later number holds.
     """
 
     @wraps(read)

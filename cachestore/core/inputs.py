@@ -19,32 +19,27 @@ from cachestore.core.samples import CAPTION, IMAGE, MASK, ROLES, VIDEO, images_o
 
 Stat = tuple[int, int]
 """The stat record of a file: (size in bytes, stamp). `files.stat_record` makes it, and says what equal records prove."""
-
 NO_STAT: Final[Stat] = (-1, -1)
 """For a unit without a file, or with a file that changed so recently that its stat record proves nothing."""
-
 IMAGES: Final = "images"
 """Option of a column: the role, or a list of roles, of the images that the encoder reads beside the caption, or beside the column's own."""
-
 SOURCE: Final = "source"
 """The column with the name of a sample's source, if there are several sources."""
 SOURCE_WEIGHT: Final = "source_weight"
 """The column that says how often a sample comes in an epoch, if that is not once for all sources."""
-
 OWN_CAPTION: Final = "caption."
 """How a column of a source begins that has the caption of one text encoder: `caption.text_encoder_2`."""
 CAPTIONS: Final = "captions"
 """In a request: captions by text encoder, of those that do not read the sample's caption."""
-
 RESOLUTIONS: Final = "resolutions"
 """Option of an image column: the resolution by source, if it differs between sources."""
 BUCKETS: Final = "buckets"
 """Option of an image column: the trainer whose rule chooses bucket, resized size and crop; left out for the rule of this project."""
 Buckets = Literal["cachestore", "sd-scripts", "musubi", "simpletuner", "ai-toolkit", "diffusers"]
 OWN: Final[Buckets] = "cachestore"
+"""The rule of this project."""
 READ_HERE: Final[tuple[Buckets, ...]] = (OWN, "diffusers")
 """The buckets of who trains with cachestore's loader, or with diffusers' scripts. The others are of trainers with caches of their own."""
-"""The rule of this project."""
 BUCKET_MIN: Final = "bucket_min"
 BUCKET_MAX: Final = "bucket_max"
 """Options of an image column: the limits of a bucket's sides in pixels; left out where the rule has none."""
@@ -58,7 +53,6 @@ ALPHA: Final = "alpha"
 Alpha = Literal["white", "mask"]
 RANDOM: Final = "random"
 """The value of the option `crop` for random crops."""
-
 WITHIN: Final = "within"
 """In a request: the part of the picture to use, (left, top, right, bottom) in its pixels."""
 STATED: Final = "stated"
@@ -69,7 +63,6 @@ SIZE: Final = "size"
 """The column of a source that becomes `STATED` in requests."""
 LIKE: Final = "like"
 """In a request: the picture that decides this image's bucket or crop."""
-
 FRAMED: Final = frozenset({IMAGE, *(row.name for row in ROLES.values() if row.follows == IMAGE and row.is_cut_alike)})
 """Roles of the images to which a sample's own crop applies."""
 
@@ -96,7 +89,7 @@ def options_for(options: Mapping[str, Json], extras: Mapping[str, Json]) -> Mapp
 
 
 def framing_of(extras: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the crop and size that a sample's columns give for its picture. Older stores may hold other values, which are ignored."""
+    """Return the crop and size that a sample's columns give for its picture. Other values are ignored."""
     columns = ((WITHIN, CROP, 4), (STATED, SIZE, 2))
     return {name: extras[column] for name, column, count in columns if are_whole(extras.get(column), count)}
 
@@ -129,7 +122,6 @@ def sides_each(options: Mapping[str, Json]) -> int:
 
 
 def _shown(options: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return the roles of the images that the encoder also reads."""
     shown = options.get(IMAGES)
     return (shown,) if isinstance(shown, str) else tuple(shown or ())
 

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 16
 """Length of a key: the first 128 bits of a SHA-256."""
-
 INPUT_BYTES = 32
 """Length of an input's digest: a whole SHA-256."""
-
 _BLOCK_BYTES = 1 << 18
-
 Json = Any
 """A value that JSON can hold: None, bool, int, finite float, str, list or dict with str keys."""
 
@@ -138,10 +135,9 @@ def by_key(answer: object) -> dict[Key, Any]:
 
 
 def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:
-    """Return the key of the value that a recipe makes from an input.
+    """Return the key of the value that a recipe makes from an input; `transform` is what is done to that before (bucket, crop, variant).
 
-    `inputs` are digests (hex) by name. Their order counts, as an edit model sees its images in order. `transform` is what is done to the
-    input before the encoder sees it (bucket, crop, variant).
+    `inputs` are digests (hex) by name. Their order counts, as an edit model sees its images in order.
     """
     return key("input", fingerprint, canonical([[name, digest] for name, digest in inputs.items()]), canonical(dict(transform)))
 

@@ -15,14 +15,12 @@ from cachestore.core import system
 from cachestore.core.signals import heard
 
 LOOK_SECONDS: Final = 0.5
-"""How often the pid is looked at."""
 
 
 def leave_with(starter: int, *, seconds: float, gone: threading.Event | None = None) -> None:
-    """Watch the process with this pid, which started this one. When it has ended, or `gone` is set, end this process.
+    """Watch the process with this pid, which started this one. When it has ended, or `gone` is set, end this process of ours.
 
-    It gets a signal first, and exits so many seconds later if it still runs; at once if there are 0. Then `gone` is set. The thread that
-    watches is a daemon. Only for processes of ours.
+    It gets a signal first, and exits so many seconds later; at once for 0. Then `gone` is set. The thread is a daemon.
     """
     threading.Thread(target=_leave_with, args=(starter, seconds, gone or threading.Event()), name="cachestore-parent", daemon=True).start()
 

@@ -6,12 +6,9 @@ Without a plugin nothing changes. `encode.images` registers those that are insta
 import importlib.util
 from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Final
 
-PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
-    {".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif", ".jxl": "pillow_jxl"}
-)
+PLUGINS: Final[Mapping[str, str]] = {".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif", ".jxl": "pillow_jxl"}
 """The module that reads files of each suffix."""
 
 
@@ -19,4 +16,4 @@ PLUGINS: Final[Mapping[str, str]] = MappingProxyType(
 def picture_plugins() -> Mapping[str, str]:
     """Return `PLUGINS` without the modules that are not installed: suffix -> module."""
     installed = {module for module in set(PLUGINS.values()) if importlib.util.find_spec(module) is not None}
-    return MappingProxyType({suffix: module for suffix, module in PLUGINS.items() if module in installed})
+    return {suffix: module for suffix, module in PLUGINS.items() if module in installed}

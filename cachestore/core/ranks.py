@@ -13,7 +13,6 @@ from cachestore.core.spelling import option
 
 _Found = tuple[str, int | None, int | None]
 """(where it was found, rank, world size); None for an unknown number."""
-
 _MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
 """The prefixes of each launcher's variables, before `_RANK` and `_SIZE`."""
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
@@ -63,7 +62,15 @@ def discover(
             both = f"pass both {option('rank')} and {option('world_size')}"
             raise BadInput(f"the rank must be smaller than the world size: {given}; {both}", option="rank")
         return replace(here, rank=rank, world_size=world_size, found_in="arguments")
-    for found_in, found_rank, found_world in _in_order_of_trust(environment, distributed):
+    in_order_of_trust = (
+        _pair(environment, "cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
+        ("torch.distributed", *(distributed or (None, None))),
+        _fabric(environment) or _pair(environment, "torchrun", "RANK", "WORLD_SIZE"),
+        *(_pair(environment, found_in, f"{prefix}_RANK", f"{prefix}_SIZE") for found_in, prefix in _MPI.items()),
+        _slurm(environment),
+        _array(environment),
+    )
+    for found_in, found_rank, found_world in in_order_of_trust:
         if found_rank is None and found_world in (None, 1):
             continue
         if found_rank is None or found_world is None or not 0 <= found_rank < found_world:
@@ -73,18 +80,6 @@ def discover(
             return replace(here, rank=None, world_size=max(found_world or 1, 1), found_in=found_in, conflict=conflict)
         return replace(here, rank=found_rank, world_size=found_world, found_in=found_in)
     return here
-
-
-def _in_order_of_trust(environment: Mapping[str, str], distributed: tuple[int, int] | None) -> list[_Found]:
-    rank, world = distributed or (None, None)
-    return [
-        _pair(environment, "cachestore", "CACHESTORE_RANK", "CACHESTORE_WORLD_SIZE"),
-        ("torch.distributed", rank, world),
-        _fabric(environment) or _pair(environment, "torchrun", "RANK", "WORLD_SIZE"),
-        *(_pair(environment, found_in, f"{prefix}_RANK", f"{prefix}_SIZE") for found_in, prefix in _MPI.items()),
-        _slurm(environment),
-        _array(environment),
-    ]
 
 
 def _pair(environment: Mapping[str, str], found_in: str, rank: str, world: str) -> _Found:

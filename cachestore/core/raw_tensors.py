@@ -13,7 +13,6 @@ from cachestore.core.spelling import option
 
 Raw = RawTensor
 Array = np.ndarray[Any, Any]
-
 _NUMPY: Final = {name: np.dtype(dtype.numpy).newbyteorder("<") for name, dtype in DTYPES.items() if name != "C64"}
 FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -196,10 +195,7 @@ class Scale:
 
 
 def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Raw:
-    """Return latents scaled or unscaled: unchanged if they are so already, else in float32 (float64 if stored so).
-
-    Raises EncodeFailed if the constants are not known.
-    """
+    """Return latents scaled or unscaled: unchanged if they are so, else float32 (float64 stays). EncodeFailed without constants."""
     if was_scaled == is_scaled:
         return raw
     if not scale.is_known:

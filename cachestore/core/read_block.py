@@ -13,7 +13,6 @@ from cachestore.core.errors import NewerFormat
 from cachestore.core.keys import Json, Recipe
 
 FORMAT: Final = 1
-
 _TEXT: Final = frozenset({"format", "family", "outputs", "constants", "pad", "mask_name"})
 _PADDING: Final = frozenset({"dim", "side", "length", "multiple", "value", "mask"})
 _CONSTANT: Final = frozenset({"kind", "shape", "like"})

@@ -12,25 +12,18 @@ from cachestore.core.keys import Json
 
 IMAGE = "image"
 """The role of the picture that is trained on."""
-
 VIDEO = "video"
 """The role of the video that is trained on instead of a picture."""
-
 CONTROL = "control"
 """The role of pictures that the model sees beside the caption: a picture to edit, or references."""
-
 REFERENCE = "reference"
 """The role of further pictures that the model sees, such as a person or an object."""
-
 MASK = "mask"
 """The role of masks: greyscale pictures or videos with the frame of what is trained on, white where it counts."""
-
 NOTHING, SOME, EVERYTHING = 0, 1, 2
 """How much of a mask counts: the fact `weight` of its cell."""
-
 FIRST_FRAME, LAST_FRAME = "first_frame", "last_frame"
 """The roles of the pictures with which a video begins and ends. By default they are the video's own frames."""
-
 CAPTION = "caption"
 """The role of captions. All other roles are of images."""
 
@@ -61,12 +54,8 @@ ROLES: Final[Mapping[str, Role]] = {
         Role(LAST_FRAME, VIDEO, is_cut_alike=True, is_own=True),
     )
 }
-"""The roles of images, by name."""
-
 SHOWN: Final = (CONTROL, REFERENCE)
 """The roles whose latents every VAE makes: `control_latents`, `reference_latents` in a batch."""
-
-
 BESIDE: Final = tuple(name for name in ROLES if name not in (IMAGE, VIDEO))
 """The roles that a file can have beside its sample's picture or video, by its name: `cat.mask.png`."""
 

@@ -4,7 +4,6 @@ import signal
 from typing import Final
 
 _NAMES: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU", "SIGBREAK", "SIGINT")
-
 STOPPING: Final = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
 """Windows has SIGTERM, SIGINT, and SIGBREAK for a console that is closed. SLURM sends USR1, USR2, HUP or XCPU before the time limit, if
 it is asked to; a terminal that is closed sends HUP."""

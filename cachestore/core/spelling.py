@@ -6,7 +6,6 @@ from typing import Final
 
 _IN_PYTHON: Final[Mapping[str, str]] = {"encode_arg": "encode_args", "claim": "claims"}
 """Python's names for options that may be repeated: their values are mappings."""
-
 _is_typed = False
 _data = "DATA"
 
@@ -32,10 +31,9 @@ def is_typed() -> bool:
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an option, with a value if one is given, as the caller would write it.
+    """Return an option, with a value if one is given, as the caller would write it. A switch has the value True.
 
-    `name` is Python's: `bucket_step`; "data" is the argument DATA, or `--data` of some commands. A switch has the value True. A text in
-    capitals, such as "PATH", stands for any value, and gets no quotes.
+    `name` is Python's; "data" is the argument DATA, or `--data`. A text in capitals, such as "PATH", stands for any value, without quotes.
     """
     if _is_typed:
         typed = _data if name == "data" else f"--{name.replace('_', '-')}"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 IS_WINDOWS: Final[bool] = os.name == "nt"
-
 _SYNCHRONIZE: Final = 0x100000
 _ENDED: Final = 0
 """What waiting for a process says once it has ended: WAIT_OBJECT_0."""

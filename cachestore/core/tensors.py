@@ -21,10 +21,7 @@ _CAN_BE_STORED = f"use dense tensors of {', '.join(NUMPY_NAMES)} or bfloat16"
 
 
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
-    """Return named torch tensors (any device), numpy arrays or (dtype, shape, bytes) as bytes. Contiguous CPU tensors share memory.
-
-    Raises BadInput for anything else, and for dtypes that safetensors does not know.
-    """
+    """Return torch tensors, numpy arrays or (dtype, shape, bytes) as bytes. Contiguous CPU tensors share memory. Raises BadInput."""
     raw: dict[str, RawTensor] = {}
     for name, value in tensors.items():
         raw[as_text("the name of a tensor", name)] = dtype, _shape, buffer = _raw(name, value)

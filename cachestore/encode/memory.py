@@ -27,7 +27,6 @@ ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 MARGIN: Final = 1.25
 """How much more a GPU takes than the tensors of a batch: FLUX.1's VAE took 1.21 times as much on an H200 (docs/benchmarks.md)."""
 CARDS: Final = tuple(size << 30 for size in (8, 12, 16, 24, 32, 48, 80))
-"""The memory of usual cards."""
 KEPT_FREE: Final = 1 << 30
 """What the driver, torch's kernels and a screen take of a card."""
 LONGEST: Final = 1024
@@ -86,8 +85,7 @@ def vae_working(row: VaeFamily, size: Size, frames: int, item: int) -> int:
 def text_working(config: Mapping[str, Json], class_name: str, tokens: int, item: int) -> int:
     """Return about what encoding one caption of so many tokens takes beside the weights; 0 for a tokenizer or processor.
 
-    That is the output of each layer, twice, because many pipelines stack them; the widest part of one layer; the attention of one layer in
-    float32; and the scores of the vocabulary, if the class makes them.
+    Each layer's output, twice, as many pipelines stack them; one layer's widest part and attention; scores of the vocabulary, if made.
     """
     inner: Mapping[str, Json] = config.get("text_config") or config
     layers = inner.get("num_hidden_layers") or inner.get("num_layers") or 0

@@ -43,7 +43,6 @@ _MASKED = Need("latents of the masked picture, and its mask as the denoiser take
 _CONTROL_WORDS = "latents of the control picture"
 _CONTROL = Need(f"{_CONTROL_WORDS} (no sample has one in the column `control`, or latents are not encoded)", CONTROL, what=_CONTROL_WORDS)
 _CONTROL_VIDEO = Need("latents of the control video")
-
 _ROWS: Final = (
     _Input(r"^WanAnimate", (Need("latents of the reference picture, of the pose video and of its masks"), Need("the face video's pixels"))),
     _Input(r"^LTX2Condition|^LTXCondition|VideoToWorld|^Cosmos2_5_Predict", (_FRAMES,)),
@@ -62,7 +61,6 @@ _ROWS: Final = (
     _Input(r"Audio|^AceStep|^MusicLDM", (Need("audio latents"),)),
 )
 """The first row that matches a class name counts."""
-
 _BY_CHANNELS: Final[Mapping[tuple[int, int], tuple[Need, ...]]] = {
     (1, 0): (),
     (4, 0): (),  # FLUX and others fold 2 x 2 latent pixels
@@ -75,7 +73,6 @@ _BY_CHANNELS: Final[Mapping[tuple[int, int], tuple[Need, ...]]] = {
 """What a denoiser with `factor * C + more` input channels gets besides latents of C channels, by (factor, more)."""
 _FILLED_WITH_ZEROS: Final = frozenset({"HunyuanVideo15Pipeline", "MotifVideoPipeline"})
 """Pipelines that fill the further channels with zeros if they generate from text alone."""
-
 _PARTS: Final[Mapping[str, str]] = {
     r"image_encoder|siglip": "image embeddings",
     r"audio_vae": "audio latents",
@@ -89,10 +86,7 @@ _MADE = re.compile(r"text_encoder(_\d+)?|vae")
 
 
 def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Mapping[str, Json]]) -> tuple[Need, ...]:
-    """Return what training this pipeline needs that is not made here; nothing for a plain one.
-
-    `parts` has the classes of its components by name, and `configs` the known configurations of its denoiser and VAE.
-    """
+    """Return what training this pipeline needs that is not made here. `configs` are the known ones of its denoiser and VAE."""
     outline = outline_of(class_name, parts, configs)
     by_channels, made = _by_channels(outline), conditions_of(outline)
     if made or (class_name in ROWS and by_channels == ()):
@@ -102,7 +96,9 @@ def needs_of(class_name: str, parts: Mapping[str, str], configs: Mapping[str, Ma
     found = by_channels or () if row is None or is_plain else row.needs
     if class_name in TEXT_FAMILIES:  # an image encoder among its parts belongs to an adapter
         return found
-    return tuple(dict.fromkeys((*found, *_by_parts(parts))))
+    named = {name: next((words for part, words in _PARTS.items() if re.fullmatch(part, name)), None) for name in parts}
+    others = (Need(f"{words} ({name}, {parts[name]})") for name, words in named.items() if words and not _MADE.fullmatch(name))
+    return tuple(dict.fromkeys((*found, *others)))
 
 
 def _of(condition: Condition) -> Need:
@@ -112,13 +108,7 @@ def _of(condition: Condition) -> Need:
     return Need(f"{condition.words} {why}", condition.role, condition.wants, condition.words)
 
 
-def _by_parts(parts: Mapping[str, str]) -> Sequence[Need]:
-    first = {name: next((words for part, words in _PARTS.items() if re.fullmatch(part, name)), None) for name in parts}
-    return [Need(f"{words} ({name}, {parts[name]})") for name, words in first.items() if words and not _MADE.fullmatch(name)]
-
-
 def _by_channels(outline: PipelineOutline) -> tuple[Need, ...] | None:
-    """Return what the denoiser's input channels show to be needed; None if they are not known."""
     takes, latents = outline.denoiser.get("in_channels"), outline.channels
     if not isinstance(takes, int) or latents is None:
         return None

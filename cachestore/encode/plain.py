@@ -18,17 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from cachestore.core.keys import Json
-from cachestore.encode.families.row import SKIP_ARG, TextFamily
+from cachestore.encode.families.row import CONNECTORS, SKIP_ARG, TextFamily
 from cachestore.encode.families.text import PLAIN, TEXT_FAMILIES
 from cachestore.encode.models.folders import INDEX, Model, read_model
-from cachestore.encode.models.modules import (
-    Foreign,
-    build_pipeline,
-    choose_device,
-    clip_as_it_was,
-    load_image_processor,
-    load_module,
-)
+from cachestore.encode.models.modules import Foreign, build_pipeline, choose_device, clip_as_it_was, load_image_processor, load_module
 from cachestore.encode.models.setup import Caption, TextSetup, caption_at
 from cachestore.encode.pictures.conditions import plain_class
 from cachestore.encode.pictures.kinds import BLANK, COVERED, GIVEN, IN_FRONT, THRESHOLD, EndFrames, Guided, Kind, Masked
@@ -39,7 +32,6 @@ from cachestore.encode.text.prompts import load_part
 
 Make = Callable[[Any], dict[str, Tensor]]
 """Makes the tensors of one input as diffusers does."""
-
 PATCH_SIZE: Final = "transformer.patch_size"
 """What Wan VACE's pipeline reads of its denoiser's configuration to prepare masks."""
 CLIP: Final = 4
@@ -72,9 +64,6 @@ def pipeline_in(folder: Path | None) -> Pipeline | None:
     return Pipeline(model.class_name, settings, model)
 
 
-# Text
-
-
 def texts_of(setup: TextSetup, given: Mapping[str, Json], pipeline: Pipeline | None, device: str) -> Make:
     """Return what makes the outputs of `TextEncoder.resolve`'s item, under the family's names. `given` are the user's own arguments."""
     where = choose_device(device)
@@ -93,15 +82,12 @@ def texts_of(setup: TextSetup, given: Mapping[str, Json], pipeline: Pipeline | N
             found = whole.encode_prompt(prompt=caption_at(caption, 0), **fixed, **prompts)
             found = found if isinstance(found, tuple) else (found,)
             named = {name: value for name, value in zip(setup.family.returns, found, strict=True) if name is not None}
-            if setup.family.projection is not None:
-                named |= _projected(getattr(whole, setup.family.projection), named)
-        return named
+        return named | (_projected(whole.connectors, named) if CONNECTORS in setup.family.components else {})
 
     return make
 
 
 def _pictures_of(pipeline: Foreign, family: TextFamily, pictures: Sequence[Image.Image]) -> dict[str, Any]:
-    """The pictures of a caption as `__call__` gives them to `encode_prompt`."""
     if family.pictures is None:
         return {}
     resized = list(pictures)
@@ -162,8 +148,7 @@ def _projected(connectors: Foreign, named: Mapping[str, Any]) -> dict[str, Tenso
 def rows_of(family: TextFamily, output: str, made: Mapping[str, Any], count: int) -> Tensor:
     """Return an output of one caption without the batch's axis, and without what its pipeline says is padding.
 
-    `count` is the number of rows that were stored. If the pipeline has more, those that its own mask leaves out are padding; without a
-    mask, zeros are.
+    If there are more rows than the `count` that was stored, its own mask tells padding; without a mask, zeros are.
     """
     value = made[output]
     rows: Tensor = value[0] if isinstance(value, list) else value.select(family.batch_axes.get(output, 0), 0)
@@ -175,9 +160,6 @@ def rows_of(family: TextFamily, output: str, made: Mapping[str, Any], count: int
     if isinstance(mask, Tensor):
         return rows[mask[0].reshape(len(rows), -1)[:, 0].bool()]
     return rows if rows[count:].any() else rows[:count]
-
-
-# Pictures and videos
 
 
 class PlainVae:

@@ -40,15 +40,12 @@ T = TypeVar("T")
 Digest = Callable[[Path], str]
 Stored = Literal["moments", "mean", "sample"]
 ModelEncoder = TextEncoder | LatentsEncoder | VisionEncoder
-
 ENCODERS = ("text", "latents")
 """The encoders that can be asked for, in the order in which they run."""
-
 TEXT_VERSION = 1
 LATENTS_VERSION = 1
 VISION_VERSION = 1
 """Raise these when the code makes other tensors from the same settings."""
-
 _CLIP_LAYERS = 12
 """The default of transformers, for an old config.json that does not say it."""
 _UNSET_LENGTH = 1_000_000
@@ -86,8 +83,7 @@ class ModelRequest:
 def encoders_for(request: ModelRequest, digest: Digest) -> tuple[ModelEncoder, ...]:
     """Return the encoders that a request asks for: text, latents, and with latents the model's conditions. Loads no weights.
 
-    `digest` returns a file's SHA-256 (64 hex digits). It is called for exactly the files that will be loaded. Raises BadInput, which says
-    what would help, if the model cannot do what is asked.
+    `digest` returns a file's SHA-256, and is called for exactly the files that will be loaded. BadInput says what would help.
     """
     _check(request)
     if not request.encode:
@@ -155,7 +151,6 @@ def _encoders(model_of: Callable[[str], Model], request: ModelRequest, digest: D
 
 
 def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], dict[str, Mapping[str, Json]]]:
-    """Return a pipeline's class, the classes of its components, and the known configurations of its denoiser and VAE."""
     if request.loaded is not None:
         return request.loaded.outline()
     parts = {name: str(entry[1]) for name, entry in model.index.items() if isinstance(entry, list) and len(entry) == 2 and entry[0]}
@@ -167,12 +162,8 @@ def _outline(model: Model, request: ModelRequest) -> tuple[str, dict[str, str], 
 
 
 def _vision_encoder(name: str, kind: Embedded, model: Model, request: ModelRequest, digest: Digest) -> VisionEncoder:
-    names = kind.parts
-    if request.loaded is not None:
-        components = {name: request.loaded.component(name) for name in names}
-    else:
-        components = {name: models.pipeline_component(model, name, request.variant) for name in names}
-    dtype, device = _dtype_and_device({names[0]: components[names[0]]}, request, "auto", "float32", "vision")
+    components = {part: model.component(part, request.variant) for part in kind.parts}
+    dtype, device = _dtype_and_device({kind.parts[0]: components[kind.parts[0]]}, request, "auto", "float32", "vision")
     make = {
         "kind": "vision",
         "version": VISION_VERSION,
@@ -200,11 +191,7 @@ def _encoders_of_folder(folder: Path, request: ModelRequest, digest: Digest) -> 
 
 
 def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEncoder:
-    if request.loaded is not None:
-        family = _family(model, request) if model.kind == "pipeline" else _chosen(PLAIN, request)
-        components = {name: request.loaded.component(name) for name in family.components}
-    else:
-        family, components = _with_override(request.text_encoder, partial(_text_parts, model, request), "text", request)
+    family, components = _with_override(request.text_encoder, partial(_text_parts, model, request), "text", request)
     dtype, device = _dtype_and_device(components, request, request.text_dtype, family.text_dtype, "text")
     args = _encode_args(family, components, request.encode_args)
     is_bucketed = not args.pop(EXACT_PADDING, True)
@@ -232,7 +219,7 @@ def _text_encoder(model: Model, request: ModelRequest, digest: Digest) -> TextEn
     asked: dict[str, Json] = {}
     for name in family.asks:  # fields in config.json of components that are not loaded
         component, _, field_name = name.partition(".")
-        config = request.loaded.config(component) if request.loaded else model.config_of(component)
+        config = model.config_of(component)
         if field_name not in config:
             where = f"{component}/{models.CONFIG} in {model.folder}"
             raise BadInput(f"{where} does not set {name}, which {family.pipeline} needs: download the model again")
@@ -261,7 +248,7 @@ def _text_parts(model: Model, request: ModelRequest, override: Model | Path | No
         family = _family(model, request)
         replaced = None if override is None else _replaced(model, family, override)
         given = {name: override if name == replaced else None for name in family.components}
-        return family, {name: models.pipeline_component(model, name, request.variant, one) for name, one in given.items()}
+        return family, {name: model.component(name, request.variant, one) for name, one in given.items()}
     file = override if isinstance(override, Path) else None
     alone = override if isinstance(override, Model) else model
     if alone.kind != "text":
@@ -276,10 +263,7 @@ def _text_parts(model: Model, request: ModelRequest, override: Model | Path | No
         )
     if file is not None:
         _saved_for(file, {"text_encoder": model.index}, model)
-    return _chosen(PLAIN, request), {
-        "text_encoder": models.module("text_encoder", alone.folder, "transformers", models.TEXT_MODEL, request.variant, file=file),
-        "tokenizer": models.tokenizer("tokenizer", alone.folder, "transformers", "AutoTokenizer"),
-    }
+    return _chosen(PLAIN, request), {name: alone.component(name, request.variant, file) for name in PLAIN.components}
 
 
 def _family(model: Model, request: ModelRequest) -> TextFamily:
@@ -289,8 +273,7 @@ def _family(model: Model, request: ModelRequest) -> TextFamily:
         from cachestore.encode.models import introspection
 
         family = introspection.find_family(model.class_name, model.index)
-    config_of = request.loaded.config if request.loaded else model.config_of
-    return _chosen(families.as_it_comes(family, model.index, config_of), request)
+    return _chosen(families.as_it_comes(family, model.index, model.config_of), request)
 
 
 def _chosen(family: TextFamily, request: ModelRequest) -> TextFamily:
@@ -382,10 +365,7 @@ def _max_tokens(family: TextFamily, components: Mapping[str, Component], args: M
 
 
 def _latents_encoder(model: Model, request: ModelRequest, digest: Digest) -> LatentsEncoder:
-    if request.loaded is not None:
-        family, vae = TEXT_FAMILIES.get(plain_class(model.class_name), PLAIN), request.loaded.component("vae")
-    else:
-        family, vae = _with_override(request.vae, partial(_vae, model, request), "latents", request)
+    family, vae = _with_override(request.vae, partial(_vae, model, request), "latents", request)
     dtype, device = _dtype_and_device({"vae": vae}, request, request.vae_dtype, family.vae_dtype, "vae")
     if dtype == "float16" and vae.config.get("force_upcast") is True:
         raise BadInput(
@@ -445,16 +425,13 @@ def _dtype_and_device(components: Mapping[str, Component], request: ModelRequest
 
 
 def _vae(model: Model, request: ModelRequest, override: Model | Path | None) -> tuple[TextFamily, Component]:
-    """Return the VAE, and the family that decides its dtype: that of the VAE's own pipeline, else that of the model."""
     file = override if isinstance(override, Path) else None
     if file is not None:
         read_shapes(file)
     source = override if isinstance(override, Model) else model
     family = TEXT_FAMILIES.get(plain_class(source.class_name)) or TEXT_FAMILIES.get(plain_class(model.class_name), PLAIN)
-    if source.kind == "pipeline":
-        return family, models.pipeline_component(source, "vae", request.variant, file)
-    if source.kind == "vae":
-        return family, models.module("vae", source.folder, "diffusers", source.class_name, request.variant, file=file)
+    if source.kind != "text":
+        return family, source.component("vae", request.variant, file)
     if file is not None:
         raise BadInput(f"{file} has no config.json, and {model.folder} has no VAE to take it from; give the VAE's folder")
     if source is override:

@@ -9,9 +9,7 @@ import xxhash
 from cachestore.files.opening import opened, read_into
 
 Buffer = bytes | bytearray | memoryview
-
 _BLOCK_BYTES: Final = 1024 * 1024
-
 Checksum = xxhash.xxh3_128
 """A checksum to `update` with bytes; then take `digest` or `hexdigest`."""
 

@@ -20,7 +20,6 @@ from cachestore.files.paths import damaged
 
 ALIGNMENT: Final = 64
 """Data starts at a multiple of this; so do the entries of a segment."""
-
 HEADER_LIMIT_BYTES: Final = 16 * 1024 * 1024
 TENSOR_LIMIT: Final = 65_536
 _NAME_LIMIT: Final = 256
@@ -28,7 +27,6 @@ _RANK_LIMIT: Final = 16
 _SIZE_LIMIT: Final = 1 << 50
 _METADATA: Final = "__metadata__"
 _LENGTH_BYTES: Final = 8
-
 DTYPE_BYTES: Final[Mapping[str, int]] = {name: dtype.size for name, dtype in DTYPES.items()}
 """Bytes of one element by safetensors dtype name."""
 
@@ -106,33 +104,39 @@ def parse_start(start: bytes, file_bytes: int, *, where: Path) -> Header:
 def parse_header(text: bytes | bytearray, file_bytes: int | None, *, where: Path) -> Header:
     """Parse a header's text and check every rule above; with `file_bytes` None the file's size is not checked. Raises FormatError."""
     try:
-        fields = _parse_json(text)
-        metadata = fields.pop(_METADATA, {})
-        _check_metadata(metadata)
-        tensors = {name: _parse_info(name, value) for name, value in fields.items()}
-        data_start = _LENGTH_BYTES + len(text)
-        _check_offsets(tensors, None if file_bytes is None else file_bytes - data_start)
+        return _parse(text, file_bytes)
     except _Malformed as error:
         raise damaged(f"{where} is not a container that cachestore can read: {error}", where) from error
-    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
-    return Header(ordered, metadata, data_start)
 
 
 class _Malformed(ValueError):
     """The header breaks a rule. It becomes FormatError where the file's name is known."""
 
 
-def _parse_json(text: bytes | bytearray) -> dict[str, Any]:
+def _parse(text: bytes | bytearray, file_bytes: int | None) -> Header:
     if not text.startswith(b"{"):
         raise _Malformed("the header does not start with {")
     try:
         # Decoded here, because `json.loads` would guess UTF-16 and UTF-32 from bytes.
-        fields = json.loads(text.decode("utf-8", "surrogatepass"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        fields: Any = json.loads(text.decode("utf-8", "surrogatepass"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise _Malformed(f"the header is not JSON ({type(error).__name__}: {error})") from error
     if not isinstance(fields, dict) or len(fields) > TENSOR_LIMIT + 1:  # pyright: ignore[reportUnknownArgumentType] - JSON
         raise _Malformed(f"the header is not an object of at most {TENSOR_LIMIT} tensors")
-    return fields  # pyright: ignore[reportUnknownVariableType] - every value is checked below
+    metadata: Any = fields.pop(_METADATA, {})  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        raise _Malformed("__metadata__ does not map names to strings")
+    tensors = {name: _parse_info(name, value) for name, value in fields.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+    ordered: dict[str, TensorInfo] = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))  # pyright: ignore[reportUnknownArgumentType]
+    position = 0
+    for info in ordered.values():
+        if info.start != position:
+            raise _Malformed(f"there is a hole or an overlap at byte {min(position, info.start)} of the data")
+        position = info.end
+    data_start = _LENGTH_BYTES + len(text)
+    if file_bytes is not None and position != file_bytes - data_start:
+        raise _Malformed(f"the tensors end at byte {position}, the data at {file_bytes - data_start}")
+    return Header(ordered, metadata, data_start)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -144,11 +148,6 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise _Malformed(f"{name} is not JSON")
-
-
-def _check_metadata(metadata: Any) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        raise _Malformed("__metadata__ does not map names to strings")
 
 
 def _parse_info(name: str, value: Any) -> TensorInfo:
@@ -172,13 +171,3 @@ def _parse_info(name: str, value: Any) -> TensorInfo:
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < _SIZE_LIMIT for value in values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-
-def _check_offsets(tensors: Mapping[str, TensorInfo], data_bytes: int | None) -> None:
-    position = 0
-    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
-        if info.start != position:
-            raise _Malformed(f"there is a hole or an overlap at byte {min(position, info.start)} of the data")
-        position = info.end
-    if data_bytes is not None and position != data_bytes:
-        raise _Malformed(f"the tensors end at byte {position}, the data at {data_bytes}")

@@ -7,7 +7,6 @@ import os
 import signal
 
 VARIABLE = "CACHESTORE_FAILPOINT"
-
 _reached: dict[str, int] = {}
 
 

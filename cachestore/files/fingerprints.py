@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from cachestore.core.arguments import as_many, as_path
 from cachestore.core.errors import BadInput
@@ -22,16 +23,14 @@ _remembered: dict[str, str] = {}
 
 
 def _name_of(path: Path, status: os.stat_result) -> str:
-    """Return the name under which a file's digest is kept: its path, size and stamp."""
     size, stamp = stat_of(status)
     return f"{path.absolute()}|{size}|{stamp}"
 
 
 def digest_file(path: Path, cache: MutableMapping[str, str]) -> str:
-    """Return the SHA-256 (64 hex digits) of a file's bytes, from the cache if the file did not change since.
+    """Return the SHA-256 (64 hex digits) of a file's bytes, from the cache if it did not change since. Raises BadInput, OSError.
 
-    A file that changes while it is read, or changed within the last two seconds, is not cached. Raises BadInput for a path that is missing
-    or not a file, OSError.
+    One that changes while it is read, or changed within the last two seconds, is not cached.
     """
     try:
         with open_foreign(path, limit_bytes=_LIMIT_BYTES) as file:
@@ -69,7 +68,7 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
     try:
         is_folder = stat.S_ISDIR(root.stat().st_mode)
     except OSError as error:
-        raise BadInput(f"cannot fingerprint {root}: {error.strerror}; check the path, and whether you may read it") from error
+        _refuse(error)
     if not is_folder:
         yield root.name, root
         return
@@ -83,6 +82,5 @@ def _below(root: Path) -> Iterator[tuple[str, Path]]:
     yield from sorted(found.items())
 
 
-def _refuse(error: OSError) -> None:
-    """Raise BadInput for a folder that cannot be listed: without its files another model could have the same fingerprint."""
+def _refuse(error: OSError) -> NoReturn:  # without the files of a folder, another model could have the same fingerprint
     raise BadInput(f"cannot fingerprint {error.filename}: {error.strerror}; check the path, and whether you may read it") from error

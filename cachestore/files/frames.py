@@ -61,10 +61,7 @@ class Frames:
 
 
 def read_frame(pipe: IO[bytes], *, limit_bytes: int) -> Frame | None:
-    """Wait for a frame whose body is no larger than a limit. None at the end of the pipe.
-
-    Raises OSError, EOFError if the pipe ends within a frame, and ValueError for anything else than a frame.
-    """
+    """Wait for a frame with a body within the limit; None at the end. Raises OSError, EOFError within a frame, ValueError for none."""
     line = pipe.readline(HEAD_BYTES + 1)
     if not line:
         return None

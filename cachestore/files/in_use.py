@@ -25,7 +25,6 @@ PATIENCE_SECONDS: float = 10.0
 """How long a file that is in use is waited for."""
 OPENING_SECONDS: float = 1.0
 """As that, for opening: a file that is just being replaced or removed cannot be opened for a moment."""
-
 WRITE_FLAGS: Final = (
     os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 )
@@ -41,7 +40,6 @@ _FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
 """The call of macOS that empties the cache of the disk."""
 LONG_PATHS: Final = "\\\\?\\"
 """The prefix of Windows for paths of any length."""
-
 T = TypeVar("T")
 
 
@@ -103,7 +101,6 @@ def rename(source: Path, target: Path) -> None:
 
 
 def _make_writable(path: Path) -> None:
-    """Take the read-only attribute from a file."""
     with suppress(OSError):
         status = path.lstat()
         if stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWUSR:

@@ -18,7 +18,6 @@ from cachestore.files.records import decode_record
 
 FORMAT: Final = "cachestore-store"
 VERSION: Final = 1
-
 _LIMIT_BYTES: Final = 1 << 20
 _HAS_DESCRIPTORS: Final = {os.open, os.stat} <= os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
 
@@ -29,7 +28,6 @@ def read_marker(layout: Layout) -> dict[str, Any]:
 
 
 def _read(layout: Layout, folder: int | None = None) -> bytes:
-    """The marker's bytes. `folder` is a descriptor of the store's root, if any."""
     return bytes(read_whole(layout.marker, limit_bytes=_LIMIT_BYTES, folder=folder))
 
 
@@ -40,10 +38,7 @@ def _id_in(raw: bytes, where: Path) -> object:
 
 
 def check_for_reading(layout: Layout) -> None:
-    """Raise ReadFailed if the opened store is no longer at its path: a listing of the path then says nothing about the store.
-
-    Does nothing for a layout without an id, whose path was not opened.
-    """
+    """Raise ReadFailed if the opened store is no longer at its path: listing that says nothing then. Not for a layout without an id."""
     if layout.store_id:
         with _root_of(layout) as folder:
             _check(layout, folder, None)
@@ -52,8 +47,7 @@ def check_for_reading(layout: Layout) -> None:
 def check_for_writing(layout: Layout, published: Path | None = None, *, folder: int | None = None) -> None:
     """As `check_for_reading`, but raises WriteFailed; also if the file that was `published` is not in the store that was opened.
 
-    Both checks use one descriptor of the root (`folder`, if it is open already). So the file cannot be in another store that was at the
-    path for a moment.
+    Both use one descriptor of the root, so that the file cannot be in another store that was at the path for a moment.
     """
     if layout.store_id:
         try:
@@ -109,20 +103,16 @@ def _check(layout: Layout, folder: int | None, published: Path | None) -> None:
             f"the store at {layout.root} is not the one that was opened (was another disk mounted, or another folder moved"
             " there?); put the first one back, or open this one, then run the same command again"
         )
-    if published is not None and not _is_there(layout, folder, published):
+    if published is None:
+        return
+    try:
+        os.stat(published if folder is None else published.relative_to(layout.root), dir_fd=folder, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ReadFailed(
             f"{published} is not in the store that was opened (was its disk unmounted during the write?); run the same command again"
-        )
-
-
-def _is_there(layout: Layout, folder: int | None, path: Path) -> bool:
-    try:
-        os.stat(path if folder is None else path.relative_to(layout.root), dir_fd=folder, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        ) from error
     except OSError as error:
-        refuse_reading(path, error)
-    return True
+        refuse_reading(published, error)
 
 
 def _gone(layout: Layout) -> ReadFailed:

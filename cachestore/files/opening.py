@@ -33,7 +33,6 @@ _OPEN_FLAGS: Final = READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 FOREIGN_LIMIT_BYTES: Final = 1 << 30
 """The most bytes that are read of one file that is not ours, or of one that such a file unpacks to. The largest picture that is decoded
 takes as many in RGB of 16 bits."""
-
 _BUFFERS_A_CALL: Final = 1024
 """IOV_MAX of Linux and the BSDs."""
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)
@@ -59,10 +58,9 @@ class FileIdentity:
 
 
 def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat_result]:
-    """Open a regular file for reading and return (descriptor, status); the caller closes it.
+    """Open a regular file for reading and return (descriptor, status); the caller closes it. FormatError for a link, fifo or folder.
 
-    `folder` is a descriptor of the file's folder; then the path above it is not looked up again. Raises FormatError for a link, fifo,
-    device or folder of that name, FileNotFoundError, ReadFailed.
+    With a descriptor of its `folder`, the path above is not looked up again. Raises FileNotFoundError, ReadFailed.
     """
     try:
         descriptor = _opened(path, folder)
@@ -112,10 +110,9 @@ class _AsOpened(FileIO):
 
 
 def open_foreign(path: Path, *, limit_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file that is not ours, also through links. It ends where it ended when it was opened.
+    """Open a regular file that is not ours, also through links. It ends where it ended when it was opened. Raises OSError.
 
-    Raises OSError, also for a fifo, a device, a socket or a folder, and for a file with more than `limit_bytes`: a file with holes may
-    state any size, and reading it as a whole would take for ever.
+    So it does for more than `limit_bytes`: a file with holes may state any size, and reading it would take for ever.
     """
     descriptor, size = _open_foreign(path)
     try:
@@ -132,15 +129,19 @@ def read_foreign(path: Path, *, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> bytes
 
     What is read is counted: a file with more than `limit_bytes`, or with other bytes than the system states, is an OSError too.
     """
+    pieces: list[bytes] = []
     descriptor, size = _open_foreign(path)
+    left = size + 1
     try:
         refuse_size(path, size, limit_bytes)
-        data = _read_counted(descriptor, size + 1)
+        while left and (piece := os.read(descriptor, left)):  # memory is taken only for what is there
+            pieces.append(piece)
+            left -= len(piece)
     finally:
         os.close(descriptor)
-    if len(data) != size:
+    if left != 1:
         raise OSError(f"{path} changed while it was read; run the same command again")
-    return data
+    return b"".join(pieces)
 
 
 def refuse_size(path: Path, size: int, limit_bytes: int = FOREIGN_LIMIT_BYTES) -> None:
@@ -166,15 +167,6 @@ def _open_foreign(path: Path) -> tuple[int, int]:
 
 def _no_file(path: Path) -> OSError:
     return OSError(errno.EINVAL, "it is not a regular file but a fifo, a device, a socket or a folder", str(path))
-
-
-def _read_counted(descriptor: int, most: int) -> bytes:
-    """Return what a descriptor gives, up to `most` bytes. Memory is taken only for what is there."""
-    pieces: list[bytes] = []
-    while most and (piece := os.read(descriptor, most)):
-        pieces.append(piece)
-        most -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def is_link(path: Path) -> bool:

@@ -26,7 +26,6 @@ MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""
 CACHE_MARKER: Final = "cachestore-cache.json"
 """The file that makes a folder a place for local copies of stores at addresses."""
-
 _FILE_CHARACTERS: Final = 24
 """A number of 9 digits, the longest ending, and two separators."""
 _NAMES: Final = 1 << 15
@@ -36,9 +35,7 @@ PARTITION_LIMIT: Final = 4096
 """The most partitions that the units of a recipe have. A name with a higher number is not from cachestore."""
 _LONGEST: Final = 120
 """So many characters the longest path below a store takes, but for those with a data set's name; the one of an attempt has 98."""
-
 Value = TypeVar("Value")
-
 _FIELD: Final = re.compile(r"\{(\w+)\}")
 _DIGEST: Final = "([0-9a-f]{32})"
 _TEXTS: Final[Mapping[str, str]] = {
@@ -52,8 +49,6 @@ _TEXTS: Final[Mapping[str, str]] = {
 """Regular expressions for the text fields of a template."""
 _NUMBER: Final = "(0|[1-9][0-9]{0,17})"
 """The regular expression for all other fields."""
-
-
 Access = Literal["private", "group"]
 """A `Mode` as callers spell it."""
 
@@ -181,9 +176,7 @@ _LOST: Final = FileKind("quarantine/{digest}.lost.json", str)
 _TEMPORARY: Final = FileKind("tmp/{digest}.tmp", str)
 _PLAN_FOLDER: Final = FileKind("plans/{digest}", str)
 _PASS_FOLDER: Final = FileKind("plans/{digest}/{number}", int)
-
 PASS_KINDS: Final = (_ROUND, _CLAIM, _LEDGER, _ATTEMPT)
-"""The kinds of file in the folder of a pass."""
 _FILES: Final[tuple[str, ...]] = (
     MARKER,
     *(
@@ -200,7 +193,6 @@ _INSIDE: Final = re.compile(rf"(.*?)/(?:{_FILE.pattern})")
 """The path of a file in a store; the group is the store."""
 FOLDERS: Final = tuple(dict.fromkeys(top for file in _FILES for top, slash, _rest in [file.partition("/")] if slash))
 """The folders at the root of a store."""
-
 parse_segment = _SEGMENT.parse
 parse_index = _INDEX.parse
 parse_catalog = _CATALOG.parse
@@ -430,10 +422,7 @@ def _command(words: str, root: Path | None) -> str:
 
 
 def encode_name(name: str) -> str:
-    """Return a data set's name as a folder name: any text, percent-encoded, so that no name leaves its folder.
-
-    Raises BadInput for an empty name, for one longer than 200 bytes when encoded, and for one that is not Unicode text.
-    """
+    """Return a data set's name as a folder name, percent-encoded. BadInput if it is empty, has over 200 bytes then, or is no Unicode."""
     try:
         encoded = quote(unicodedata.normalize("NFC", name), safe=" ")
     except UnicodeEncodeError:  # a lone surrogate, which is how Python shows bytes of a file name that are not UTF-8

@@ -17,7 +17,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
@@ -40,13 +40,11 @@ _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, 
 _NO_RIGHT: Final = {errno.EACCES, errno.EPERM}
 _NO_FOLDER_FSYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 _BLOCK_BYTES: Final = 256 * 1024
-"""How many bytes are written at once."""
 _OUTSIDE: Final = ".cachestore-tmp"
 """How temporary files outside a store end."""
 _LEFTOVER_SECONDS: Final = 86_400.0
 _RENAME_LOCK_SECONDS: Final = 2.0
 _SHARED_BITS: Final = stat.S_ISGID | stat.S_IRWXG
-
 _durable: Final[set[Path]] = set()
 """Folders whose names this process has synced."""
 
@@ -97,10 +95,7 @@ def _set_bits(mode: Mode, folder: Path) -> None:
 
 
 def make_folder(layout: Layout, *folders: Path) -> None:
-    """Make folders below the store's root and those between, with the store's permission bits, durably. Existing ones are fine.
-
-    Raises WriteFailed, also if the store's root is gone or belongs to another store.
-    """
+    """Make folders below the store's root and those between, durably, with its permission bits. WriteFailed, also if the store is gone."""
     for folder in folders:
         unsure: list[Path] = []
         # The process that made an existing folder may have died before it synced the name, so each process syncs it once.
@@ -113,18 +108,11 @@ def make_folder(layout: Layout, *folders: Path) -> None:
                 _sync_above(layout.root.parent)
                 _durable.add(layout.root)
         for path in reversed(unsure):
-            _make_one(layout, path)
+            # A process that was killed before it set the bits leaves a folder that only its owner can write: the owner sets them later.
+            if _make_bare(layout, path) or (layout.mode is Mode.GROUP and not _is_shared(path)):
+                _set_bits(layout.mode, path)
             sync_folder(path.parent)
             _durable.add(path)
-
-
-def _make_one(layout: Layout, path: Path) -> None:
-    """Make a folder with the bits of the store.
-
-    A process that was killed before it set them leaves a folder that nobody else in the group can write: its owner sets them later.
-    """
-    if _make_bare(layout, path) or (layout.mode is Mode.GROUP and not _is_shared(path)):
-        _set_bits(layout.mode, path)
 
 
 def _make_bare(layout: Layout, path: Path) -> bool:
@@ -143,10 +131,7 @@ def _make_bare(layout: Layout, path: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Does nothing if folders cannot be opened (Windows) or synced (some network file systems).
-
-    Raises WriteFailed, also if this user may not open the folder: then its files cannot be acknowledged.
-    """
+    """Make the names in a folder durable, where folders can be opened and synced. WriteFailed if this user may not open it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:
@@ -186,17 +171,17 @@ def publish(layout: Layout, final: Path, chunks: Iterable[Buffer], *, digest: st
     chunks = list(chunks)
     make_folder(layout, layout.temporary)
     with _made_visible(layout, final, size_bytes=sum(memoryview(chunk).nbytes for chunk in chunks)) as temporary:
-        _write(temporary, chunks, in_use.read_only_bits() if read_only else layout.mode.file_bits)
-        if digest_file(temporary) != (digest or digest_of(chunks)):
-            raise _reads_differently(final, temporary)
+        _write(temporary, _blocks(chunks), in_use.read_only_bits() if read_only else layout.mode.file_bits)
+        _check_written(final, temporary, digest or digest_of(chunks))
         return _finish(layout, temporary, final)
 
 
-def _reads_differently(final: Path, temporary: Path) -> WriteFailed:
-    return WriteFailed(
-        f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault: check both, then"
-        " run the same command again"
-    )
+def _check_written(final: Path, temporary: Path, digest: str) -> None:
+    if digest_file(temporary) != digest:
+        raise WriteFailed(
+            f"{final}: what was written to {temporary} reads back differently; the memory or the file system is at fault: check both, then"
+            " run the same command again"
+        )
 
 
 @contextlib.contextmanager
@@ -222,27 +207,23 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
 def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, digest: str) -> bool:
     """Publish a read-only file whose pieces come one after the other, else as `publish`. Only one piece at a time is in memory.
 
-    Raises FormatError, and publishes nothing, if the pieces do not have this digest. What the iterator raises is raised unchanged, unless
-    it is an OSError that is neither a RemoteFailed nor a WriteFailed.
+    FormatError, and nothing published, for another digest. What the iterator raises is raised, but OSErrors are WriteFailed.
     """
     make_folder(layout, layout.temporary)
     with _made_visible(layout, final) as temporary:
         state = Checksum()
-        descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
-        try:
+
+        def counted() -> Iterator[Buffer]:
             for block in _blocks(pieces):
                 state.update(block)
-                _write_all(descriptor, block)
-            temporary.chmod(in_use.read_only_bits())
-            in_use.sync(descriptor)
-        finally:
-            os.close(descriptor)
+                yield block
+
+        _write(temporary, counted(), in_use.read_only_bits())
         if state.hexdigest() != digest:
             raise FormatError(
                 f"what was to become {final} does not have the digest {digest}; nothing was published: run the same command again"
             )
-        if digest_file(temporary) != digest:
-            raise _reads_differently(final, temporary)
+        _check_written(final, temporary, digest)
         return _finish(layout, temporary, final)
 
 
@@ -252,7 +233,7 @@ def note(layout: Layout, final: Path, data: Buffer) -> bool:
     It acknowledges nothing, so the store is checked only before. That check keeps a worker from claiming forever in another store.
     """
     with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
-        _write_unsynced(layout, temporary, data)
+        _write(temporary, [data], layout.mode.file_bits, is_durable=False)
         return _link(layout, temporary, final)
 
 
@@ -287,7 +268,7 @@ def overwrite(layout: Layout, final: Path, data: Buffer) -> None:
     As in `note`, the store is checked only before, so that a worker shows no heartbeats in another store.
     """
     with _made_visible(layout, final, size_bytes=memoryview(data).nbytes) as temporary:
-        _write_unsynced(layout, temporary, data)
+        _write(temporary, [data], layout.mode.file_bits, is_durable=False)
         in_use.replace(temporary, final)
 
 
@@ -337,17 +318,18 @@ def move(layout: Layout, source: Path, target: Path) -> None:
         _refuse(target, error)
 
 
-def _write(temporary: Path, chunks: Sequence[Buffer], bits: int) -> None:
+def _write(temporary: Path, blocks: Iterable[Buffer], bits: int, *, is_durable: bool = True) -> None:
     descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
     try:
-        for block in _blocks(chunks):
+        for block in blocks:
             _write_all(descriptor, block)
         temporary.chmod(bits)
-        failpoint("publish.before_fsync")
-        in_use.sync(descriptor)
+        if is_durable:
+            failpoint("publish.before_fsync")
+            in_use.sync(descriptor)
+            failpoint("publish.after_fsync")
     finally:
         os.close(descriptor)
-    failpoint("publish.after_fsync")
 
 
 def _blocks(chunks: Iterable[Buffer]) -> Iterator[Buffer]:
@@ -375,15 +357,6 @@ def _blocks(chunks: Iterable[Buffer]) -> Iterator[Buffer]:
         yield block[:filled]
 
 
-def _write_unsynced(layout: Layout, temporary: Path, data: Buffer) -> None:
-    descriptor = os.open(temporary, _CREATE_FLAGS, 0o600)
-    try:
-        _write_all(descriptor, data)
-    finally:
-        os.close(descriptor)
-    temporary.chmod(layout.mode.file_bits)
-
-
 def _write_all(descriptor: int, data: Buffer) -> None:
     view = memoryview(data).cast("B")
     while len(view):
@@ -393,25 +366,15 @@ def _write_all(descriptor: int, data: Buffer) -> None:
 def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
     make_folder(layout, final.parent)
     failpoint("publish.before_link")
-    with _still_in(layout, final):
-        published = _link(layout, temporary, final)
-        failpoint("publish.after_link")
-        _remove(temporary)
-        sync_folder(final.parent)
+    # After this check, another store that appears at the path cannot get the file: it does not have the temporary file to link.
+    check_for_writing(layout)
+    published = _link(layout, temporary, final)
+    failpoint("publish.after_link")
+    _remove(temporary)
+    sync_folder(final.parent)
+    check_for_writing(layout, final)  # if this fails, the placed file stays, as another writer may already count on it
     failpoint("publish.after_folder_fsync")
     return published
-
-
-@contextlib.contextmanager
-def _still_in(layout: Layout, final: Path) -> Generator[None]:
-    """Check that the store is the one that was opened, before a file is placed and after.
-
-    After the first check, another store that appears at the path cannot get the file: it does not have the temporary file to link. If the
-    second check fails, the placed file stays, as another writer may already count on it.
-    """
-    check_for_writing(layout)
-    yield
-    check_for_writing(layout, final)
 
 
 def _link(layout: Layout, temporary: Path, final: Path) -> bool:

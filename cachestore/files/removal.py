@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from cachestore.core.errors import FormatError, WriteFailed, numbered
 from cachestore.files import in_use
@@ -90,7 +90,12 @@ def _folder_of(layout: Layout, path: Path) -> Generator[int | None]:
     try:
         check_for_writing(layout, folder=descriptor)
         for name in path.parent.relative_to(layout.root).parts:
-            inner = _open_inside(descriptor, name, flags, path)
+            try:
+                inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            except OSError as error:
+                if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+                    _refuse_strange(path)
+                raise
             os.close(descriptor)
             descriptor = inner
         yield descriptor
@@ -98,14 +103,5 @@ def _folder_of(layout: Layout, path: Path) -> Generator[int | None]:
         os.close(descriptor)
 
 
-def _open_inside(descriptor: int, name: str, flags: int, path: Path) -> int:
-    try:
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=descriptor)
-    except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            _refuse_strange(path)
-        raise
-
-
-def _refuse_strange(path: Path) -> None:
+def _refuse_strange(path: Path) -> NoReturn:
     raise FormatError(f"{path} is a link, lies behind one, or is no regular file: it is left alone ({to_verify(path)} lists it)")

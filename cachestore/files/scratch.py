@@ -16,7 +16,6 @@ from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in, reason_of
 
 MAKE_ROOM: Final = "make room there, or set TMPDIR to another folder, then run the same command again"
-
 _NAME: Final = "cachestore-"
 _LOCK: Final = "lock"
 _FILES: Final = "files"
@@ -26,15 +25,17 @@ _YOUNG_SECONDS: Final = 60.0
 
 @contextmanager
 def scratch_folder(above: Path | None = None) -> Generator[Path]:
-    """Give the block an empty folder below `above`, by default below TMPDIR, which ends with the block.
+    """Give the block an empty folder below `above`, by default below TMPDIR, which ends with the block. Raises WriteFailed.
 
-    What killed processes of this user on this machine left there is removed first: locks of other machines may not be seen from here.
-    Raises WriteFailed if the folder cannot be made.
+    What killed processes of this user and machine left there is removed first: locks of others may not be seen from here.
     """
     mine = f"{_NAME}{socket.gethostname()}-"
     try:
         above = above or Path(tempfile.gettempdir())
-        _remove_abandoned(above, mine)
+        for folder in [above / name for name in names_in(above, is_root=True) if name.startswith(mine)]:
+            with suppress(OSError):  # a free lock: its process has ended
+                if _is_own_and_old(folder.lstat()) and is_locked(folder / _LOCK) is False:
+                    shutil.rmtree(folder)
         made = tempfile.TemporaryDirectory(prefix=mine, dir=above, ignore_cleanup_errors=True)
     except OSError as error:
         where = above or "there is no folder for temporary files"
@@ -45,16 +46,6 @@ def scratch_folder(above: Path | None = None) -> Generator[Path]:
         yield folder
 
 
-def _remove_abandoned(above: Path, mine: str) -> None:
-    """Remove the folders whose lock is free: their process has ended."""
-    for name in names_in(above, is_root=True):
-        folder = above / name
-        with suppress(OSError):
-            if name.startswith(mine) and _is_own_and_old(folder) and is_locked(folder / _LOCK) is False:
-                shutil.rmtree(folder)
-
-
-def _is_own_and_old(path: Path) -> bool:
-    status = path.lstat()
+def _is_own_and_old(status: os.stat_result) -> bool:
     is_own = stat.S_ISDIR(status.st_mode) and (not hasattr(os, "getuid") or status.st_uid == os.getuid())
     return is_own and status.st_mtime < time.time() - _YOUNG_SECONDS

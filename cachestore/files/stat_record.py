@@ -27,7 +27,6 @@ CHANGED_SECONDS: Final = 2.0
 """The same for the change time, whose steps are milliseconds on local disks, and up to a second on servers."""
 _SKEW_SECONDS: Final = 86_400.0
 """How far a server's clock may be ahead. A time further in the future was set by a program."""
-
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _MADE_UP: Final = frozenset({"fuse", "fuseblk", "vfat", "msdos", "exfat"})
 """File systems of Linux that may number their files anew at each mount, or whenever they look one up."""

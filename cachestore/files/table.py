@@ -24,16 +24,12 @@ from cachestore.files.opening import let_go, map_whole, open_regular, opened, re
 from cachestore.files.paths import damaged
 
 TABLE_LIMIT_BYTES: Final = 64 * 1024 * 1024 * 1024
-"""Largest table that is read."""
-
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 _NUMBER_BYTES: Final = 8
 _VERSION_DIGITS: Final = 10
 _TEXT: Final = ".text"
-
 T = TypeVar("T")
 B = TypeVar("B", bound=bytes)
-
 Column = tuple[str, tuple[int, ...], Buffer]
 """(dtype, shape, bytes) of one column as it is written."""
 
@@ -66,8 +62,7 @@ class Table:
 class Span:
     """A part of an open file that is read when it is used, in place of a view of memory. The file is closed with the last part.
 
-    It takes only slices with step 1, and raises FormatError if the file was cut short. A forked child can use it too, as no read depends on
-    the descriptor's position.
+    Takes slices with step 1. FormatError if the file was cut short. Works in a forked child: no read depends on a position.
     """
 
     __slots__ = ("_end", "_file", "_start")

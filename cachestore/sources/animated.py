@@ -39,7 +39,6 @@ def is_animated(file: BinaryIO) -> bool:
 
 
 def _frames_of_png(file: BinaryIO) -> Iterator[bool]:
-    """Yield whether a PNG says before its pixels that it has several frames."""
     at = len(_PNG)
     for _number in range(_MOST_PARTS):
         file.seek(at)

@@ -13,6 +13,7 @@ from cachestore.core.arguments import refuse_caption
 from cachestore.core.errors import BadInput
 from cachestore.core.words import first_of
 from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, read_foreign
+from cachestore.sources.files import leads_nowhere
 from cachestore.sources.reading import CaptionLines, ListingOptions
 from cachestore.sources.remarks import Remarks
 
@@ -58,36 +59,32 @@ def other_captions(files: Sequence[Path], how: ListingOptions, sample: str) -> C
 
 
 def _captions_in(beside: Path, how: ListingOptions, sample: str, remarks: Remarks) -> tuple[str, ...] | None:
-    """The captions of one file, at least one; None if there is no such file or no field of captions in it. Raises BadInput."""
+    """The captions of one file, at least one; None if there is no such file or no field of captions in it. Raises BadInput.
+
+    A JSON has them in a known field or in `caption_column`: a text, or a list of texts. Without it a remark names the fields that it has.
+    """
     try:
         text = read_text(beside, limit_bytes=TEXT_BYTES)
     except OSError as error:
         if not os.path.lexists(beside):
             return None
-        is_link = os.path.islink(beside) and not os.path.exists(beside)  # noqa: PTH110, PTH114 - Path's raise if access is refused
+        is_link = leads_nowhere(beside)
         is_folder = os.path.isdir(beside)  # noqa: PTH112
         why = "it is a link that leads nowhere" if is_link else "it is a folder" if is_folder else error.strerror or str(error)
         cure = "mend or remove it" if is_link else "move it" if is_folder else "let this user read it"
         raise BadInput(f"the captions {beside} cannot be read: {why}; {cure}") from error
     if not beside.name.lower().endswith(JSON_SUFFIX):
         return captions_in(text, how.caption_lines, sample, remarks, beside)
-    return captions_of_json(parse_json(text, str(beside)), how, sample, remarks, str(beside))
-
-
-def captions_of_json(value: object, how: ListingOptions, sample: str, remarks: Remarks, where: str) -> tuple[str, ...] | None:
-    """The captions in the JSON beside a picture: a text, or a list of texts, in a known field or in `caption_column`. Raises BadInput.
-
-    None if it has no such field: a remark then names the fields that it has.
-    """
+    value = parse_json(text, str(beside))
     fields: Mapping[str, object] = cast("Mapping[str, object]", value) if isinstance(value, dict) else dict[str, object]()
     for name in _FIELDS if how.caption_column is None else (how.caption_column,):
         found = fields.get(name)
         texts: list[object] = [*cast("list[object]", found)] if isinstance(found, list) else [found]
         if texts and all(isinstance(text, str) for text in texts):
             return tuple(
-                one for text in texts for one in captions_in(cast("str", text), how.caption_lines, sample, remarks, f"{where}: {name}")
+                one for text in texts for one in captions_in(cast("str", text), how.caption_lines, sample, remarks, f"{beside}: {name}")
             )
-    remarks.fieldless.append(f"{where} with the fields {first_of(fields)}" if fields else f"{where} without fields")
+    remarks.fieldless.append(f"{beside} with the fields {first_of(fields)}" if fields else f"{beside} without fields")
     return None
 
 
@@ -142,16 +139,18 @@ def normal(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+def folded(text: str) -> str:
+    """Return a name in the form in which names are compared: NFC, in small letters."""
+    return text.lower() if text.isascii() else normal(text).casefold()
+
+
 def by_spelling(text: str) -> tuple[str, str]:
     """The key by which names are sorted."""
     return normal(text), text
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, "str | BadInput"]]:
-    """Yield (number, text) of each line of a UTF-8 file, from 1 on, without reading the whole file. Raises BadInput, OSError.
-
-    In place of the text of a line that cannot be read stands the BadInput that says why.
-    """
+    """Yield (number, text) of each line of a UTF-8 file, or the BadInput that says why it cannot be read. Raises BadInput, OSError."""
     number = start = 0
     with open_foreign(path, limit_bytes=MANIFEST_BYTES) as file:
         while raw := file.readline(TEXT_BYTES + 1):

@@ -30,7 +30,6 @@ from cachestore.sources.unused import Unused
 
 IN_MEMORY: Final = "(in memory)"
 """Stands for data that is not a path."""
-
 InMemory = Mapping[int, Listing]
 """By number of the source, the listings of sources in memory."""
 
@@ -81,7 +80,6 @@ def list_in_memory(sources: Sequence[Source], held: Mapping[int, object], how: L
 
 
 def _of(source: Source, how: ListingOptions) -> ListingOptions:
-    """How one of several sources is read: with its own caption, if it has one."""
     return how if source.caption is None else replace(how, caption=source.caption)
 
 

@@ -14,7 +14,6 @@ from cachestore.files.stat_record import proof_of, stat_of
 
 _VIDEO_BYTES: Final = 1 << 38
 """The most bytes of a video, of which all are read for its digest."""
-
 IMAGE_SUFFIXES: Final = frozenset(
     {
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".mpo", ".png", ".apng", ".webp", ".avif", ".avifs", ".gif", ".bmp", ".dib"),
@@ -28,6 +27,7 @@ VIDEO_SUFFIXES: Final = frozenset(
         *(".flv", ".f4v", ".3gp", ".3g2", ".ogv", ".ivf"),
     }
 )
+MEDIA_SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 TEXT_SUFFIXES: Final = (".txt", ".caption", ".json")
 """Endings of files with captions, the best first."""
 UNREAD_SUFFIXES: Final = (
@@ -115,6 +115,11 @@ class Routed:
         """As the holder's `stat`."""
         files, own = self.route(reference)
         return files.stat(own)
+
+
+def leads_nowhere(path: str | Path) -> bool:
+    """Return whether this is a link to nothing, or to itself."""
+    return os.path.islink(path) and not os.path.exists(path)  # noqa: PTH110, PTH114 - Path's raise if access is refused
 
 
 @contextmanager

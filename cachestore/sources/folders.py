@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from cachestore.core.errors import BadInput
 from cachestore.core.samples import IMAGE, VIDEO, Sample, goes_with
 from cachestore.sources.animated import is_animated_path
-from cachestore.sources.captions import by_spelling, normal, side_car
+from cachestore.sources.captions import by_spelling, folded, normal, side_car
 from cachestore.sources.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, VIDEO_SUFFIXES, Folder
-from cachestore.sources.leftovers import Leftovers, folded
+from cachestore.sources.leftovers import Leftovers
 from cachestore.sources.listing import Listing, list_samples, list_tables
 from cachestore.sources.reading import PLAIN, ListingOptions
 from cachestore.sources.remarks import Refused, Remarks
@@ -25,10 +25,7 @@ from cachestore.sources.walk import Names, Walk, split_name
 
 
 def list_source(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
-    """List a folder, a file of rows (such as `.jsonl`) or a prompt list (`.txt`). The listing may be empty.
-
-    Raises BadInput for a missing path, an unknown kind of file, or a source of which nothing can be used.
-    """
+    """List a folder, a file of rows (such as `.jsonl`) or a prompt list (`.txt`). Raises BadInput if nothing of it can be used."""
     path = Path(data)
     if os.path.isdir(path):  # noqa: PTH112 - as below
         if not os.access(path, os.R_OK | os.X_OK):
@@ -58,8 +55,6 @@ _KINDS: Final = dict.fromkeys(IMAGE_SUFFIXES, IMAGE) | dict.fromkeys(VIDEO_SUFFI
 
 
 class _SampleFile(NamedTuple):
-    """A picture or video of a folder."""
-
     reference: str
     kind: str
     stem: str

@@ -13,8 +13,8 @@ from typing import Final
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.files.opening import open_foreign
-from cachestore.sources.captions import normal
-from cachestore.sources.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, UNREAD_SUFFIXES, VIDEO_SUFFIXES
+from cachestore.sources.captions import folded
+from cachestore.sources.files import MEDIA_SUFFIXES, TEXT_SUFFIXES, UNREAD_SUFFIXES
 from cachestore.sources.tables import is_metadata
 from cachestore.sources.unused import (
     ARCHIVE,
@@ -30,7 +30,6 @@ from cachestore.sources.unused import (
 )
 from cachestore.sources.walk import Names, split_name
 
-_MEDIA: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _ARCHIVES: Final = frozenset({".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar", ".gz", ".bz2", ".xz", ".zst"})
 _CACHES: Final = frozenset({".npz", ".npy", ".pt", ".pth", ".safetensors", ".ckpt", ".bin", ".pkl", ".lmdb", ".mdb", ".cache"})
 _SIMPLETUNER: Final = "aspect_ratio_bucket_"
@@ -119,11 +118,9 @@ class Leftovers:
     """Whether samples have captions in a `.json`."""
     samples: int = 0
     lacking: int = 0
-    """How many samples have no caption."""
     peek: Callable[[Path], bytes] = _first_bytes
     """Returns the first bytes of a file in one of the folders, or none if it cannot be read."""
     _tails: dict[str, str] = field(default_factory=dict[str, str])
-    """The stems by their last parts."""
     _kinds: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _left: int = _LOOKS
 
@@ -168,7 +165,7 @@ class Leftovers:
 
     def _reason(self, names: Names, name: str) -> str:
         stem, suffix = split_name(name)
-        if suffix in _MEDIA:
+        if suffix in MEDIA_SUFFIXES:
             return self.media
         suffix = ".cache" if name.startswith(_SIMPLETUNER) else suffix
         known = _BY_SUFFIX.get(suffix) or (self.metadata if is_metadata(Path(name)) else NOT_DATA if _README.fullmatch(name) else None)
@@ -183,7 +180,7 @@ class Leftovers:
             return SECOND_CAPTION if has_field and has_caption else OTHER_SPELLING
         if suffix in _TABLES or (suffix in _TABLE_TEXTS and _TABLE_NAME.fullmatch(stem)):
             return UNREAD_TABLE
-        if suffix in _CAPTIONS or (suffix == ".json" and (self.has_json or split_name(stem)[1] in _MEDIA)):
+        if suffix in _CAPTIONS or (suffix == ".json" and (self.has_json or split_name(stem)[1] in MEDIA_SUFFIXES)):
             self.orphans += 0 if folded(f"{names.prefix}{stem}") in self.unread else 1
             return NO_PICTURE
         return UNKNOWN_ENDING if suffix not in _NAMELY and self._kind(names, name, suffix) == "media" else NOT_DATA
@@ -193,7 +190,7 @@ class Leftovers:
         stem = folded(stem)
         spelled = [stem, *(found[1] for found in (_AFTER.fullmatch(stem), _BEFORE.fullmatch(stem)) if found)]
         inner, suffix = split_name(stem)
-        spelled += [inner] if suffix in _MEDIA else []
+        spelled += [inner] if suffix in MEDIA_SUFFIXES else []
         start = folded(prefix)
         for one in spelled:
             if f"{start}{one}" in self.stems:
@@ -216,11 +213,6 @@ class Leftovers:
             self._left -= 1
             seen.append(_kind_of_bytes(self.peek(names.path / name)[:LOOK_BYTES]))
         return seen[-1] if seen else "other"
-
-
-def folded(text: str) -> str:
-    """Return a name in the form in which names of captions are compared: NFC, in small letters."""
-    return text.lower() if text.isascii() else normal(text).casefold()
 
 
 def _kind_of_bytes(data: bytes) -> str:

@@ -24,7 +24,6 @@ from cachestore.sources.unused import Unused
 
 _ROWS_VERSION: Final = 4
 """Increase it when the same bytes of a manifest, metadata file or list of prompts become other samples: these then have another plan."""
-
 Parse = Callable[["Remarks"], Iterator[Sample]]
 """Yields the samples of a source. `captions` is empty for samples without a caption."""
 
@@ -34,7 +33,6 @@ class Listing:
     """What a source lists, and how its files are read."""
 
     files: Files
-    """The files that references lead to."""
     content: str
     """Digest of a manifest's bytes, or of the ids, captions and references of a folder."""
     walk: Parse
@@ -50,8 +48,7 @@ class Listing:
     def samples(self, remarks: "Remarks | None" = None) -> Iterator[Sample]:
         """Yield the samples in order. Afterwards `remarks` holds what the user should know about them.
 
-        A manifest is read again each time, so that its rows need not stay in memory. Raises BadInput, also if it changed since it was
-        listed.
+        A manifest is read again each time, so that its rows need not stay in memory. BadInput, also if it changed since.
         """
         return self.walk(remarks or Remarks())
 
@@ -98,10 +95,7 @@ def list_samples(files: Files, parse: Parse, where: Path | str, how: ListingOpti
 
 
 def list_tables(root: Path, paths: Sequence[Path], parse: Parse, how: ListingOptions) -> Listing:
-    """List files with rows, or a list of prompts, by the digest of their bytes. So no row is read if there is already a plan for them.
-
-    References are paths relative to `root`.
-    """
+    """List files with rows, or prompts, by the digest of their bytes: no row is read if they have a plan. References begin at `root`."""
     before = [_digest(path) for path in paths]
     where = paths[0] if len(paths) == 1 else f"{len(paths)} metadata files in {root}"
 

@@ -31,7 +31,6 @@ from cachestore.sources.rows import check_row, from_row, named_row, names_of, re
 
 MEMORY: Final = "memory:"
 """Prefix of the reference of a picture that is not a file. Role, number and sample follow."""
-
 _FORMAT: Final = "cachestore-rows/2"
 
 
@@ -125,9 +124,6 @@ def _as_tiff(picture: Any) -> bytes:
     return buffer.getvalue()
 
 
-# Sequences of samples
-
-
 def list_objects(data: object, how: ListingOptions = PLAIN) -> Listing:
     """List a sequence of `Sample`, or a Hugging Face data set with `Image(decode=False)`. Raises BadInput, also if two ids are equal."""
     if hasattr(data, "features") and hasattr(data, "column_names"):
@@ -209,9 +205,6 @@ def _named(refs: dict[str, _PictureRef], ref: _PictureRef) -> str:
     reference = f"{MEMORY}{ref.column}.{ref.number}:{ref.sample}"
     refs[reference] = ref
     return reference
-
-
-# Hugging Face
 
 
 def _list_columns(data: Any, how: ListingOptions) -> Listing:
@@ -301,14 +294,8 @@ def _picture_kind(feature: Any) -> Any:
     return inner if type(inner).__name__ in {"Image", "Video"} and hasattr(inner, "decode") else None
 
 
-# For workers
-
-
 def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
-    """Write the samples to a file under `tmp/` for the workers of this call. The caller removes it.
-
-    Workers ask for pictures in memory as `PREFIX/reference`.
-    """
+    """Write samples to a file under `tmp/`, which the caller removes. Workers ask for pictures in memory as `PREFIX/reference`."""
     make_folder(layout, layout.temporary)
     path, remarks = layout.new_temporary(), Remarks()
     samples = listing.samples(remarks)

@@ -21,14 +21,9 @@ from cachestore.sources.files import Files
 
 PIPE: Final = "CACHESTORE_ASK"
 """Environment variable with the worker's descriptors: `<read>,<write>`."""
-
 ANSWER_SECONDS: Final = 600.0
 """How long a worker waits for an answer. The caller may be busy in a callback of its own."""
-
 _CHUNK: Final = 1 << 20
-
-
-# In the caller
 
 
 class Answers:
@@ -114,9 +109,6 @@ def _answer(pictures: Files, question: Mapping[str, Any]) -> bytes:
         return frame({"stat": stat}, data)
     except Exception as error:  # noqa: BLE001 - the caller's own code may raise anything: it costs one sample, which the worker names
         return frame({"error": str(error) or type(error).__name__})
-
-
-# In a worker
 
 
 class PipeFiles:

@@ -16,7 +16,6 @@ from cachestore.sources.tables import json_row
 
 Prompts = tuple[tuple[str, str], ...]
 """(prompt, negative prompt) of each."""
-
 PROMPT_SUFFIXES: Final = (".txt", ".json", ".jsonl")
 _SETTING: Final = re.compile(r"\s--(?=[a-z]+(?:\s|$))")
 """Where a setting begins in a line of a `.txt`, as in the sample prompts of sd-scripts and musubi-tuner."""

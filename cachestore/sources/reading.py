@@ -35,4 +35,3 @@ class ListingOptions:
 
 
 PLAIN: Final = ListingOptions()
-"""As without any option."""

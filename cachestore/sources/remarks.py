@@ -1,5 +1,6 @@
 """What is collected while the samples of a source are read: remarks for the user, what fails alone, and problems that end the listing."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
@@ -11,7 +12,6 @@ from cachestore.core.words import first_of, plural
 from cachestore.sources.unused import Unused
 
 Item = TypeVar("Item")
-
 _NAMED: Final = 20
 _KEPT: Final = 10_000
 """How many of those that fail alone are kept by name; the rest is counted."""
@@ -19,6 +19,8 @@ _LONGEST: Final = 500
 """The most characters of a reason: it may quote a value."""
 _COMPARED: Final = 300
 """Of so many samples two places with captions are compared, as each comparison reads another file."""
+_FORMS: Final = re.compile(r"\[([^\[|]*)\|([^\]]*)\]")
+"""A form of one, and that of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,6 @@ class Remarks:
     same_names: list[str] = field(default_factory=list[str])
     """Two folders of which one has only names that the other has too."""
     columns: dict[str, None] = field(default_factory=dict[str, None])
-    """The columns of the rows of one source."""
     uncaptioned: list[str] = field(default_factory=list[str])
     """One sentence for each source whose rows have no caption at all."""
     pictureless: list[str] = field(default_factory=list[str])
@@ -158,17 +159,8 @@ class Remarks:
         self.refused.add(other.refused, before_ids)
         for name in ("missing", "multi_line", "beside", "nowhere", "same_names", "differing", "dotted"):
             getattr(self, name).extend(f"{prefix}{one}" for one in getattr(other, name))
-        for name in (
-            "wordless",
-            "uncaptioned",
-            "pictureless",
-            "rows_without_picture",
-            "misspelt",
-            "collapsed",
-            "fieldless",
-            "asks",
-            "captions_elsewhere",
-        ):
+        of_sources = ("wordless", "uncaptioned", "pictureless", "rows_without_picture", "misspelt", "asks", "captions_elsewhere")
+        for name in (*of_sources, "collapsed", "fieldless"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def in_words(self) -> tuple[str, ...]:
@@ -176,66 +168,39 @@ class Remarks:
         of_roles = f"if one holds masks or other images of the other's pictures, say so, as with {option('roles', 'mask=masks/')}"
         empty = f"the empty one; {option('caption', 'TEXT')} sets another"
         column, roles, wildcards = option("caption_column", "NAME"), option("roles"), f"`wildcards` in {option('captions')}"
-        expand = f"to expand them, set {wildcards}"
         first = f" (only the first {_COMPARED} samples with two were compared)" if not self.compares else ""
-        lines = (
-            (self.missing, f"sample has no caption ({{}}): it gets {empty}", f"samples have no caption ({{}}): they get {empty}"),
-            (
-                self.wordless,
-                "source ({}) has no caption with any text: its samples get the empty caption",
-                "sources ({}) have no caption with any text: their samples get the empty caption",
-            ),
-            (
-                self.multi_line,
-                f"caption has several lines ({{}}): the whole text is one caption (see {option('caption_lines')})",
-                f"captions have several lines ({{}}): each whole text is one caption (see {option('caption_lines')})",
-            ),
-            (
-                self.beside,
-                "file is no sample of its own: by its name, as cat.mask.png to cat.png, it belongs to another file ({})",
-                "files are no samples of their own: by their names, as cat.mask.png to cat.png, they belong to other files ({})",
-            ),
-            (
-                self.differing,
-                f"sample has captions in two places that differ ({{}}){first}",
-                f"samples have captions in two places that differ ({{}}){first}",
-            ),
-            (
-                self.fieldless,
-                f"file beside a picture has no field caption, text or prompt ({{}}): {column} says which field it is",
-                f"files beside pictures have no field caption, text or prompt ({{}}): {column} says which field it is",
-            ),
-            (
-                self.dotted,
-                f"caption in a tar belongs to nothing, as its name has several dots ({{}}): pass {option('tar_names', 'last-dot')}",
-                f"captions in tars belong to nothing, as their names have several dots ({{}}): pass {option('tar_names', 'last-dot')}",
-            ),
-            (
-                self.wildcards,
-                f"sample has wildcards such as {{{{a|b}}}} in a caption ({{}}), encoded as text: {expand}",
-                f"samples have wildcards such as {{{{a|b}}}} in captions ({{}}), encoded as text: {expand}",
-            ),
-            (
-                self.combinations,
-                f"sample has more combinations of wildcards than {wildcards} ({{}}): that many are drawn and encoded",
-                f"samples have more combinations of wildcards than {wildcards} ({{}}): that many are drawn and encoded",
-            ),
-            (
-                self.masks,
-                "sample brings a mask ({}): it counts, and not an alpha of the picture itself",
-                "samples bring masks ({}): these count, and not an alpha of the pictures themselves",
-            ),
-            (range(self.collapsed), "duplicate prompt line is encoded once", "duplicate prompt lines are encoded once"),
-            (self.empty, "source lists no samples ({})", "sources list no samples ({})"),
-            (self.nowhere, f"entry of {roles} names no file of the source ({{}})", f"entries of {roles} name no file of the source ({{}})"),
-            (
-                self.same_names,
-                f"pair of folders has pictures of the same names ({{}}): {of_roles}",
-                f"pairs of folders have pictures of the same names ({{}}): {of_roles}",
-            ),
+        lines: list[str] = []
+
+        def say(some: Sequence[object], words: str) -> None:  # [of one|of several]
+            if some:
+                form = _FORMS.sub(r"\1" if len(some) == 1 else r"\2", words)
+                lines.append(f"{len(some)} {form.format(first_of([*map(str, some[:4])]))}")
+
+        say(self.missing, f"[sample has|samples have] no caption ({{}}): [it gets|they get] {empty}")
+        say(self.wordless, "[source|sources] ({}) [has|have] no caption with any text: [its|their] samples get the empty caption")
+        several = f"[the|each] whole text is one caption (see {option('caption_lines')})"
+        say(self.multi_line, f"[caption has|captions have] several lines ({{}}): {several}")
+        owned = "[it belongs to another file|they belong to other files] ({})"
+        own = "[file is no sample of its|files are no samples of their] own: by [its name|their names], as cat.mask.png to cat.png,"
+        say(self.beside, f"{own} {owned}")
+        say(self.differing, f"[sample has|samples have] captions in two places that differ ({{}}){first}")
+        lacks = "[file beside a picture has|files beside pictures have] no field caption, text or prompt ({})"
+        say(self.fieldless, f"{lacks}: {column} says which field it is")
+        dots = "[caption in a tar belongs to nothing, as its name has|captions in tars belong to nothing, as their names have] several dots"
+        say(self.dotted, f"{dots} ({{}}): pass {option('tar_names', 'last-dot')}")
+        as_text = "[sample has|samples have] wildcards such as {{a|b}} in [a caption|captions] ({}), encoded as text"
+        say(self.wildcards, f"{as_text}: to expand them, set {wildcards}")
+        say(
+            self.combinations,
+            f"[sample has|samples have] more combinations of wildcards than {wildcards} ({{}}): that many are drawn and encoded",
         )
-        counted = ((some, plural(len(some), one, many)) for some, one, many in lines if some)
-        return (*(words.format(first_of([*map(str, some[:4])])) for some, words in counted), *self.misspelt)
+        bring = "[sample brings a mask|samples bring masks] ({}): [it counts|these count]"
+        say(self.masks, f"{bring}, and not an alpha of the [picture itself|pictures themselves]")
+        say(range(self.collapsed), "duplicate prompt [line is|lines are] encoded once")
+        say(self.empty, "[source lists|sources list] no samples ({})")
+        say(self.nowhere, f"[entry of {roles} names|entries of {roles} name] no file of the source ({{}})")
+        say(self.same_names, f"[pair of folders has|pairs of folders have] pictures of the same names ({{}}): {of_roles}")
+        return (*lines, *self.misspelt)
 
 
 @dataclass(slots=True)
@@ -262,15 +227,9 @@ class Problems:
 
 
 def taken(
-    items: Iterable[tuple[str, Item]],
-    parse: Callable[[Item], Iterable[Sample]],
-    names: Callable[[Item], Sequence[str]],
-    remarks: Remarks,
+    items: Iterable[tuple[str, Item]], parse: Callable[[Item], Iterable[Sample]], names: Callable[[Item], Sequence[str]], remarks: Remarks
 ) -> Iterator[Sample]:
-    """Yield the samples of all items, each of which comes with its place. An item that `parse` refuses fails alone.
-
-    `names` returns the ids that the samples of such an item would have, as far as that can be told.
-    """
+    """Yield the samples of all items, each with its place. One that `parse` refuses fails alone, under the ids that `names` tells."""
     for origin, item in items:
         remarks.origin = origin
         try:

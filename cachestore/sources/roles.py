@@ -12,7 +12,7 @@ from typing import Final
 from cachestore.core.samples import BESIDE, CONTROL, FIRST_FRAME, IMAGE, LAST_FRAME, MASK, REFERENCE, ROLES
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, listed
-from cachestore.sources.captions import normal
+from cachestore.sources.captions import folded
 from cachestore.sources.reading import ListingOptions
 from cachestore.sources.remarks import Remarks
 
@@ -53,15 +53,11 @@ class _BelowFolder:
 
 def _part_in(stem: str, folder: str) -> _BelowFolder | None:
     """Split a stem at the folder of this path, with `/` at its end; None if it is in no such folder. Case does not count."""
-    wanted, parts = _folded(folder).removesuffix("/").split("/"), stem.split("/")
+    wanted, parts = folded(folder).removesuffix("/").split("/"), stem.split("/")
     for start in range(len(parts) - len(wanted)):
-        if [_folded(part) for part in parts[start : start + len(wanted)]] == wanted:
+        if [folded(part) for part in parts[start : start + len(wanted)]] == wanted:
             return _BelowFolder("".join(f"{part}/" for part in parts[:start]), "/".join(parts[start + len(wanted) :]))
     return None
-
-
-def _folded(text: str) -> str:
-    return normal(text).casefold()
 
 
 class _Owners:
@@ -102,10 +98,7 @@ def located_in(stems: Iterable[str], how: ListingOptions, remarks: Remarks) -> d
 
 
 def owners_by_location(located: Mapping[str, tuple[str, str]], stems: Collection[str], how: ListingOptions) -> dict[str, str]:
-    """Return the stem that each of the located stems belongs to. Left out are those that belong to none, or to more than one.
-
-    `located` has the (role, where) of each; `stems` are those of all others.
-    """
+    """Return the one of `stems` that each located stem belongs to. Left out are those that belong to none, or to several."""
     parts = {stem: part for stem, (_role, where) in located.items() if where.endswith("/") and (part := _part_in(stem, where))}
     owners = _Owners(stems, {part.parent for part in parts.values()})
     found: dict[str, str] = {}

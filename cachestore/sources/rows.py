@@ -24,7 +24,6 @@ from cachestore.sources.remarks import Remarks, taken
 from cachestore.sources.tables import FILE_COLUMN, MetadataFile, Row, is_metadata, rows_of
 
 _CAPTIONS: Final = ("caption", "text")
-"""Names of the caption column."""
 _FILES: Final = (FILE_COLUMN, "path", "file_names")
 """Other names of the picture column `image`, or of the video column `video`."""
 _OF_ROLE: Final = ("_file_name", "_file_names")
@@ -71,10 +70,7 @@ def _captions_of(sample: str, others: Mapping[str, Mapping[str, tuple[str, ...]]
 
 
 def from_manifest(path: Path, how: ListingOptions, remarks: Remarks, below: str = "") -> Iterator[Sample]:
-    """Read the rows of a manifest or of a metadata file. In a metadata file every row must name a file. A malformed row fails alone.
-
-    `below` is put before ids and references: the folder of the file, in the source. Raises BadInput for a file that cannot be read.
-    """
+    """Read a manifest or metadata file. A bad row fails alone. `below` is put before ids and references. BadInput if it cannot be read."""
     needs_file, compared = is_metadata(path), 0
     is_cells = path.suffix.lower() in {".csv", ".tsv"}
     of_files = (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))
@@ -286,7 +282,6 @@ def from_row(row: Mapping[str, Any], where: str, how: ListingOptions, remarks: R
 
 
 def _given_id(given: object, where: str) -> str:
-    """The id of a row, empty if it gives none. Raises BadInput."""
     if given is None:
         return ""
     if given == "" or isinstance(given, bool) or not isinstance(given, str | int):

@@ -23,7 +23,7 @@ from cachestore.core.errors import BadInput, MissingExtra
 from cachestore.files.opening import open_foreign
 from cachestore.files.paths import MARKER
 from cachestore.sources.captions import MANIFEST_BYTES, lines_of, parse_json, read_text, refuse_marks
-from cachestore.sources.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from cachestore.sources.files import MEDIA_SUFFIXES
 
 TABLE_SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet", ".json")
 """The kinds of files with rows, that of a folder's metadata that is taken first."""
@@ -37,7 +37,6 @@ _LINE_CHARACTERS: Final = 16 << 20
 _NO_BOUNDARY: Final = re.compile(r'[^",;\t|\r\n]+')
 _BATCH_ROWS: Final = 1024
 _KEYS: Final = 40
-
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[str, "Row | BadInput"]]
 
@@ -101,7 +100,7 @@ def _has_rows(path: Path) -> bool:
     if isinstance(found, list):
         return True
     for name, value in cast("dict[str, object]", found).items():
-        is_file = Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
+        is_file = Path(name).suffix.lower() in MEDIA_SUFFIXES
         has_caption = isinstance(value, dict) and not value.keys().isdisjoint((CAPTION_COLUMN, _TAGS))
         if has_caption or (is_file and isinstance(value, str | dict)):
             return True
@@ -109,10 +108,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def rows_of(path: Path, known: Iterable[str]) -> Rows:
-    """Yield (place, row) of each row of a file, by its suffix. `known` are the names of columns that a header is looked for.
-
-    Raises BadInput for a file that cannot be read at all, MissingExtra without pyarrow for parquet, OSError.
-    """
+    """Yield (place, row) of each row of a file. A header is looked for `known` columns. Raises BadInput, MissingExtra, OSError."""
     match path.suffix.lower():
         case ".csv" | ".tsv":
             return _cells_of(path, known)
@@ -186,13 +182,9 @@ def _captioned(value: Any) -> dict[str, Any]:
 
 def _with_suffix(folder: Path, name: str) -> str:
     """The name of a picture, which may be written without its suffix. Unchanged if there is no such picture."""
-    if Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES or "\0" in name or is_broken(name):
+    if Path(name).suffix.lower() in MEDIA_SUFFIXES or "\0" in name or is_broken(name):
         return name
-    suffixes = sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES)
-    return next((f"{name}{suffix}" for suffix in suffixes if os.path.isfile(folder / f"{name}{suffix}")), name)  # noqa: PTH113
-
-
-# CSV
+    return next((f"{name}{suffix}" for suffix in sorted(MEDIA_SUFFIXES) if os.path.isfile(folder / f"{name}{suffix}")), name)  # noqa: PTH113
 
 
 @dataclass(slots=True)
@@ -237,10 +229,7 @@ class _CellLines:
 
 
 def _quoted_at_end(line: str, delimiter: str, *, is_open: bool) -> int:
-    """How many characters at the end of a line are in a quote that is still open, or -1. `is_open` says if one is open before the line.
-
-    A quote opens only at the beginning of a cell.
-    """
+    """How many characters at a line's end are in an open quote, or -1. A quote opens only at the beginning of a cell."""
     at = 0
     while at < len(line):
         if is_open or line[at] == '"':
@@ -289,10 +278,7 @@ def _cells_of(path: Path, known: Iterable[str]) -> Rows:
 
 
 def _columns(header: str, delimiters: str, known: frozenset[str], path: Path) -> tuple[list[str], str]:
-    """The columns of a header, and what stands between them: what gives the most known columns, else the most columns.
-
-    Only the header decides: a comma in a caption says nothing.
-    """
+    """Return a header's columns and what stands between them: what gives most known columns, else most columns."""
     if "\0" in header or is_broken(header):
         raise BadInput(f"{path} is not UTF-8: save it as UTF-8")
     found: list[tuple[list[str], str]] = []
@@ -322,9 +308,6 @@ def _row(columns: Sequence[str], record: Sequence[str], delimiter: str, origin: 
     if broken := next((column for column, cell in zip(columns, record, strict=False) if not cell.isascii() and is_broken(cell)), None):
         return BadInput(f"{origin}: the cell of {broken!r} is not UTF-8: save the file as UTF-8")
     return dict.fromkeys(columns) | dict(zip(columns, record, strict=False))
-
-
-# Parquet
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -361,7 +344,6 @@ def _columns_without_bytes(schema: Any, arrow: Any, path: Path) -> list[str] | N
 
 
 def _holds_bytes(kind: Any, arrow: Any) -> bool:
-    """Whether values of a column have bytes in them, such as those of pictures."""
     types = arrow.types
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
         return True

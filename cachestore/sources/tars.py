@@ -23,9 +23,9 @@ from cachestore.files.opening import FOREIGN_LIMIT_BYTES, open_foreign, refuse_s
 from cachestore.files.stat_record import proof_of, stat_of
 from cachestore.sources.animated import SUFFIXES as ANIMATED
 from cachestore.sources.animated import is_animated
-from cachestore.sources.captions import TEXT_BYTES, by_spelling, captions_in, decode_text, normal
-from cachestore.sources.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from cachestore.sources.leftovers import LOOK_BYTES, Leftovers, folded
+from cachestore.sources.captions import TEXT_BYTES, by_spelling, captions_in, decode_text, folded, normal
+from cachestore.sources.files import IMAGE_SUFFIXES, MEDIA_SUFFIXES, VIDEO_SUFFIXES
+from cachestore.sources.leftovers import LOOK_BYTES, Leftovers
 from cachestore.sources.listing import Listing, list_samples
 from cachestore.sources.reading import PLAIN, ListingOptions
 from cachestore.sources.remarks import Problems, Refused, Remarks, taken
@@ -141,14 +141,15 @@ class _Members:
 
 
 def tars_at(data: str | Path) -> list[Path] | None:
-    """The tars that a source names, in order: one, a range such as `shards-{000..012}.tar`, or those in a folder without pictures.
-
-    None if it names something else. Raises BadInput for tars that do not exist or are compressed.
-    """
+    """The tars of a source: one, a range `shards-{000..012}.tar`, or those in a folder without pictures; else None. Raises BadInput."""
     path = Path(data)
     _refuse_compressed(path)
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises if access is refused
-        names = _names_in(path)
+        try:
+            with os.scandir(path) as entries:
+                names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        except OSError:  # listing its pictures reports that
+            names = []
         suffixes = {split_name(name)[1] for name in names}
         has_others = suffixes & IMAGE_SUFFIXES or any(is_metadata(Path(name)) for name in names)
         for name in () if has_others else names:
@@ -171,15 +172,6 @@ def _refuse_compressed(path: Path) -> None:
             f"{path} is a compressed tar, but pictures are read where they lie in a tar, which needs a plain one: unpack it with"
             f" `{_COMPRESSED[suffix]} {path.name}`, or into a folder"
         )
-
-
-def _names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted, without hidden ones. Empty if it cannot be listed: listing its pictures reports that."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith("."))
-    except OSError:
-        return []
 
 
 def _expanded(name: str) -> Iterator[str]:
@@ -256,7 +248,6 @@ class _Group:
 
 
 def _split(name: str, how: ListingOptions) -> tuple[str, str]:
-    """Split the name of a member into that of its sample and what follows, as `how` says: `jpg`, `mask.png`."""
     if how.tar_names == "first-dot":
         stem, _dot, rest = name.partition(".")
         return stem, rest
@@ -276,7 +267,7 @@ def _sort_in(groups: dict[str, _Group], reference: str, how: ListingOptions, rem
     suffix = split_name(name)[1]
     if not rest or not stem:
         return False
-    if suffix not in IMAGE_SUFFIXES | VIDEO_SUFFIXES and rest not in {*_TEXTS, "json"}:
+    if suffix not in MEDIA_SUFFIXES and rest not in {*_TEXTS, "json"}:
         remarks.dotted += [reference] if suffix[1:] in (*_TEXTS, "json") else []
         return False
     group = groups.setdefault(f"{folder}{slash}{stem}", _Group())
@@ -418,32 +409,23 @@ def _members(path: Path, prefix: str, problems: Problems, remarks: Remarks) -> I
     """Yield (name, member) of every usable member that is not hidden. A tar that cannot be read to its end is a problem."""
     try:
         for info, member in members_of(path):
-            if name := _usable(info, path, prefix, remarks):
+            name = info.name.removeprefix("./")
+            suffix = split_name(name.rpartition("/")[2])[1]
+            if info.isdir():
+                continue
+            if name.rpartition("/")[2].startswith("."):
+                remarks.unused.add(HIDDEN, f"{prefix}{name}")
+            elif info.isreg() and not info.issparse():
                 yield name, member
+            elif suffix in MEDIA_SUFFIXES or suffix[1:] in (*_TEXTS, "json"):
+                reason = f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)"
+                remarks.refused.append(Refused(normal(f"{prefix}{name}"), reason))
+            else:
+                remarks.unused.add(NOT_DATA, f"{prefix}{name}")
     except BadInput as error:
         problems.add(error)
     except OSError as error:
         problems.add(f"{path} cannot be read: {error.strerror or error}")
-
-
-def _usable(member: tarfile.TarInfo, path: Path, prefix: str, remarks: Remarks) -> str:
-    """The name of a member that may hold a picture or a caption, else an empty text."""
-    name = member.name.removeprefix("./")
-    base = name.rpartition("/")[2]
-    if member.isdir():
-        return ""
-    if base.startswith("."):
-        remarks.unused.add(HIDDEN, f"{prefix}{name}")
-        return ""
-    if member.isreg() and not member.issparse():
-        return name
-    suffix = Path(base).suffix.lower()
-    if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES or suffix.removeprefix(".") in (*_TEXTS, "json"):
-        reason = f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)"
-        remarks.refused.append(Refused(normal(f"{prefix}{name}"), reason))
-    else:
-        remarks.unused.add(NOT_DATA, f"{prefix}{name}")
-    return ""
 
 
 def _check_end(file: BinaryIO, offset: int, size: int, path: Path) -> None:

@@ -13,7 +13,6 @@ SECOND_CAPTION, SECOND_METADATA, NO_ROW = "second-caption", "second-metadata", "
 NO_OWNER, ARCHIVE, BESIDE_TARS, REPLACED = "role-without-picture", "archive", "beside-tars", "replaced-member"
 BROKEN_LINK, LISTED_TWICE, HIDDEN, STORE = "broken-link", "listed-twice", "hidden", "store"
 TRAINER_CACHE, NOT_DATA = "trainer-cache", "not-data"
-
 REASONS: Final[Mapping[str, str]] = {
     NO_DECODER: "a kind of picture or video that is not decoded here: convert it, such as to PNG, JPEG or MP4",
     UNKNOWN_ENDING: "by its content a picture, a video or a tar, but its name ends otherwise: give it the right ending, such as .jpg",
@@ -36,7 +35,6 @@ REASONS: Final[Mapping[str, str]] = {
     NOT_DATA: "neither a picture, a video nor a caption",
 }
 """Each reason, with what it says of its files and what to do."""
-
 _QUIET: Final = (TRAINER_CACHE, STORE, HIDDEN, NOT_DATA)
 """Reasons about which there is nothing to do: one line is enough for all of them."""
 _NAMED: Final = 10

@@ -5,14 +5,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from cachestore.files.paths import MARKER
-from cachestore.sources.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, VIDEO_SUFFIXES
+from cachestore.sources.files import MEDIA_SUFFIXES, TEXT_SUFFIXES, leads_nowhere
 from cachestore.sources.remarks import Problems
 from cachestore.sources.unused import BROKEN_LINK, HIDDEN, LISTED_TWICE, STORE, Unused
-
-MEDIA: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -47,10 +44,9 @@ class Walk:
     """Links to folders that were not entered yet."""
 
     def folders_below(self, root: Path) -> Iterator[Names]:
-        """Yield the names in each folder. Skips stores and hidden names.
+        """Yield the names in each folder. Skips stores, hidden names, and links back into a folder around them.
 
-        A folder with several names is listed under its own name, else under the first link to it in the order of names. So all ranks call
-        it the same. Its other names, and links back into a folder around them, are passed over.
+        A folder with several names is listed under its own, else under the first link to it: so all ranks call it the same.
         """
         self._above = {os.path.realpath(folder) for folder in Path(os.path.realpath(root)).parents}
         self._links = [("", root)]
@@ -97,7 +93,7 @@ class Walk:
         try:
             return entry.is_dir()
         except OSError as error:
-            if error.errno != errno.ELOOP and split_name(entry.name)[1] not in MEDIA:
+            if error.errno != errno.ELOOP and split_name(entry.name)[1] not in MEDIA_SUFFIXES:
                 self.problems.add(
                     f"this user may not read {entry.path} ({error.strerror or error}): allow it, or move it out of the source"
                 )
@@ -115,16 +111,11 @@ class Walk:
         except OSError:
             pass
         if leads_nowhere(entry.path):
-            if suffix not in MEDIA and suffix not in TEXT_SUFFIXES:
+            if suffix not in MEDIA_SUFFIXES and suffix not in TEXT_SUFFIXES:
                 self.unused.add(BROKEN_LINK, f"{there.prefix}{entry.name}")
                 return False
             there.broken.append(entry.name)
-        elif suffix in MEDIA:
+        elif suffix in MEDIA_SUFFIXES:
             self.problems.add(f"{entry.path} is not a regular file but a fifo, a socket or a device: move it out of the folder")
             return False
         return True
-
-
-def leads_nowhere(path: str | Path) -> bool:
-    """Return whether this is a link to nothing, or to itself."""
-    return os.path.islink(path) and not os.path.exists(path)  # noqa: PTH110, PTH114 - Path's raise if access is refused

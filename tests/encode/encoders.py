@@ -45,7 +45,7 @@ def entries_of(encoder, captions, *, together=True):
         batches.setdefault(prepared.group if together else caption, []).append((resolved.key, prepared.payload, caption))
     found = {}
     for batch in batches.values():
-        made = encoder.encode([(key, payload) for key, payload, _ in batch])
+        made = encoder.submit([(key, payload) for key, payload, _ in batch])()
         assert set(made) == {key for key, _, _ in batch}
         found |= {caption: made[key] for key, _, caption in batch}
     return found
@@ -60,7 +60,7 @@ def batch_for(encoder, captions):
 def latents(encoder):
     """Entries of one picture of noise."""
     pixels = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    return encoder.encode([(Key(bytes(16)), pixels)])
+    return encoder.submit([(Key(bytes(16)), pixels)])()
 
 
 def batch_of(encoder, captions, *, together=True):

@@ -117,7 +117,7 @@ def latents_of(encoder, pictures):
     """Entries of pictures, in order, from one batch."""
     request = {"image": "a.png", "role": "image", "resolution": 64, "step": 32}
     resolved = [encoder.resolve(request, lambda _, data=data: data) for data in pictures]
-    made = encoder.encode([(one.key, encoder.prepare(one).payload) for one in resolved])
+    made = encoder.submit([(one.key, encoder.prepare(one).payload) for one in resolved])()
     return [made[one.key] for one in resolved]
 
 

@@ -49,7 +49,7 @@ def entries(encoder, requests):
         groups.setdefault(prepared.group, []).append((index, one.key, prepared.payload))
     found: dict[int, Any] = {}
     for group in groups.values():
-        made = encoder.encode([(key, payload) for _index, key, payload in group])
+        made = encoder.submit([(key, payload) for _index, key, payload in group])()
         found |= {index: made[key] for index, key, _payload in group}
     return found
 

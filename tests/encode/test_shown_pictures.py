@@ -60,7 +60,7 @@ def request(caption, references):
 def entry_of(encoder, caption, references):
     resolved = encoder.resolve(request(caption, references), FILES)
     prepared = encoder.prepare(resolved)
-    return encoder.encode([(resolved.key, prepared.payload)])[resolved.key], prepared
+    return encoder.submit([(resolved.key, prepared.payload)])()[resolved.key], prepared
 
 
 @pytest.mark.parametrize("caption", ["", CAPTION])

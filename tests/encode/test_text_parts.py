@@ -21,7 +21,7 @@ def encoder_of(folder, digest, encode, **options) -> Any:
 
 
 def entries(encoder):
-    return list(encoder.encode(batch_for(encoder, CAPTIONS)).values())
+    return list(encoder.submit(batch_for(encoder, CAPTIONS))().values())
 
 
 def test_no_encoder_and_unknown_ones_are_refused_with_those_that_can_be_called_alone():

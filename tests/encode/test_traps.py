@@ -415,7 +415,7 @@ def test_a_caption_with_more_rows_than_were_counted_is_not_cut(built, digest):
     caption, short = "x" * 60, "a cat"
     expected = entries_of(encoder, [caption, short])
     keys = {one: encoder.resolve({"caption": one}, None).key for one in (caption, short)}
-    made = encoder.encode([(keys[one], Padded(one, 32)) for one in (caption, short)])
+    made = encoder.submit([(keys[one], Padded(one, 32)) for one in (caption, short)])()
     for one in (caption, short):
         assert different(expected[one], made[keys[one]]) is None
 
@@ -564,7 +564,7 @@ def test_a_pipeline_that_diffusers_cannot_import_is_refused_with_the_reason(with
         introspection.find_family("OmniGenPipeline", {})
 
 
-@pytest.mark.parametrize("ask", ["count_tokens", "encode"])
+@pytest.mark.parametrize("ask", ["count_tokens", "submit"])
 def test_a_family_that_is_newer_than_the_installed_diffusers_ends_the_run_and_says_so(built, digest, ask):
     """As Z-Image with diffusers 0.33: what it lacks is no fault of a caption."""
     import diffusers

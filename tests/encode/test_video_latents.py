@@ -187,7 +187,7 @@ def encode(encoder, datas, **request):
     resolved = [resolve(encoder, data, resolution=64, step=32, **request) for data in datas]
     made = {}
     for one in resolved:
-        made |= encoder.encode([(one.key, encoder.prepare(one).payload)])
+        made |= encoder.submit([(one.key, encoder.prepare(one).payload)])()
     return [(one, made[one.key]) for one in resolved]
 
 
@@ -296,10 +296,10 @@ def test_a_batch_of_clips_gives_what_single_clips_give(built, digest):
     encoder = encoder_of(built("wan"), digest)
     resolved = [resolve(encoder, write(moving(count)), resolution=64, step=16) for count in (20, 18, 30)]
     batch = [(one.key, encoder.prepare(one).payload) for one in resolved]
-    together = encoder.encode(batch)
+    together = encoder.submit(batch)()
     assert not encoder._vae.is_single
     for pair in batch:
-        alone = encoder.encode([pair])
+        alone = encoder.submit([pair])()
         torch.testing.assert_close(together[pair[0]]["moments"], alone[pair[0]]["moments"], rtol=1e-4, atol=1e-4)
 
 
@@ -310,11 +310,11 @@ def test_a_vae_that_mixes_the_clips_of_a_batch_gets_them_one_by_one(built, diges
     encoder = encoder_of(built("wan"), digest)
     resolved = [resolve(encoder, write(moving(count)), resolution=64, step=16) for count in (20, 18)]
     batch = [(one.key, encoder.prepare(one).payload) for one in resolved]
-    expected = {key: encoder.encode([(key, payload)])[key]["moments"] for key, payload in batch}
+    expected = {key: encoder.submit([(key, payload)])()[key]["moments"] for key, payload in batch}
     vae = encoder._vae._vae
     plain = vae.encode
     vae.encode = lambda pixels: plain(pixels - pixels.mean(dim=0, keepdim=True) if len(pixels) > 1 and pixels.shape[2] > 1 else pixels)
-    made = encoder.encode(batch)
+    made = encoder.submit(batch)()
     assert encoder._vae.is_single
     assert "a clip gives other latents in a batch than alone" in caplog.text
     for key, tensor in expected.items():

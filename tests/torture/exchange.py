@@ -20,7 +20,7 @@ from cachestore.care.verify import verify
 from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
 from cachestore.store.format.entry import make_entry
-from cachestore.store.format.segment import build_segment, read_contents
+from cachestore.store.format.segment import draft_of, read_contents
 from cachestore.store.read.snapshot import list_segments
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import commit, create_store
@@ -51,7 +51,7 @@ def _exchange_in_segment(layout: Layout, one: int, other: int) -> None:
     entries[one], entries[other] = entries[other]._replace(key=own(one)), entries[one]._replace(key=own(other))
     for folder in (layout.segments, layout.indexes):
         shutil.rmtree(folder)
-    digest, chunks = build_segment(entries.values())
+    digest, chunks, _contents = draft_of(entries.values()).build()
     layout.segment(digest).parent.mkdir(parents=True)
     publish(layout, layout.segment(digest), chunks, read_only=True)
 

@@ -41,14 +41,25 @@ _TRANSFERS: Final = ("transfers", 100)
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "one thread after a fork": Mutant("core/forked.py", "_is_forked, _has_read = _has_torch(), False", "_has_read = False", "forks", 3),
-    "file fsync": Mutant("files/publish.py", '        failpoint("publish.before_fsync")\n        in_use.sync(descriptor)\n', "", *_CRASHES),
+    "file fsync": Mutant(
+        "files/publish.py", '            failpoint("publish.before_fsync")\n            in_use.sync(descriptor)\n', "", *_CRASHES
+    ),
     "directory fsync": Mutant(
-        "files/publish.py", "        _remove(temporary)\n        sync_folder(final.parent)\n", "        _remove(temporary)\n", *_CRASHES
+        "files/publish.py", "    _remove(temporary)\n    sync_folder(final.parent)\n", "    _remove(temporary)\n", *_CRASHES
     ),
-    "second look": Mutant("files/publish.py", "    with _still_in(layout, final):\n", "    with contextlib.nullcontext():\n", "gone", 200),
-    "read-back": Mutant(
-        "files/publish.py", "if digest_file(temporary) != (digest or digest_of(chunks)):", "if temporary is None:", "flips", 150
+    "second look": Mutant(
+        "files/publish.py",
+        "    check_for_writing(layout)\n"
+        "    published = _link(layout, temporary, final)\n"
+        '    failpoint("publish.after_link")\n'
+        "    _remove(temporary)\n"
+        "    sync_folder(final.parent)\n"
+        "    check_for_writing(layout, final)",
+        "    published = _link(layout, temporary, final)\n    _remove(temporary)\n    sync_folder(final.parent)",
+        "gone",
+        200,
     ),
+    "read-back": Mutant("files/publish.py", "if digest_file(temporary) != digest:", "if temporary is None:", "flips", 150),
     "checksum": Mutant(
         "store/read/fetch.py",
         "if checksum_of(key, located.specs[row], buffers) != located.checksums[row]:",

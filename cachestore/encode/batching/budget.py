@@ -37,10 +37,7 @@ class Budget:
         return min(self.most_units, max(1, self.size // max(1, cost)))
 
     def took(self, units: int, cost: int, seconds: float) -> None:
-        """Record a batch of so many units of this cost, and the seconds that the device took for it; 0 if they were not measured.
-
-        A batch with room for another unit is ignored.
-        """
+        """Record the seconds that the device took for a batch of units of this cost. One with room for another unit is ignored."""
         if self._is_settled or seconds <= 0 or units < self.units(cost):
             return
         if not self._is_warm:

@@ -41,8 +41,7 @@ def tolerance_of(dtype: str, kind: str) -> float | None:
 def find_difference(stored: Mapping[str, Raw], made: Mapping[str, Raw], kind: str) -> Difference | None:
     """Return the first difference between a stored entry and one that was made again; None if they differ only by rounding.
 
-    Names, dtypes, shapes and integer tensors such as masks must be equal. Of moments, the mean is also compared alone, because the
-    log-variance is nearly the same for all pictures and would hide a different mean. Two entries without tensors are equal.
+    Integer tensors must be equal. Of moments the mean is also compared alone: the log-variance of all pictures is nearly the same.
     """
     for name in sorted({*stored, *made}):
         if name not in stored or name not in made:

@@ -69,8 +69,7 @@ def fetch(transfer: Transfer, outputs: Moved, names: Iterable[str], count: int) 
 def find_fault(tensors: Mapping[str, Tensor], may_be_flat: Collection[str] = ()) -> str | None:
     """Return what is wrong with an entry: NaN, infinity, or the same number everywhere; None if it is sound.
 
-    Only floating-point tensors are checked. Empty ones are sound; a single number must be finite. Tensors named in `may_be_flat` may be
-    all zeros or all ones: masks, and what a pipeline returns for a part that a caption does not use.
+    Only floats are checked. Those in `may_be_flat` may be all zeros or ones: masks, and parts that a caption does not use.
     """
     is_finite = isinstance(tensors, Made) and tensors.is_finite
     for name, tensor in tensors.items():
@@ -104,8 +103,7 @@ def make_sound(
 ) -> Entries:
     """Return the entries of a batch, all sound. Faulty ones are made again by `make` with the modules in float32.
 
-    `make` must ask the modules for their dtype at each call. Raises EncodeFailed for the first entry that is still faulty; the message
-    names the entry, the fault, and `who` made it.
+    `make` must ask the modules for their dtype at each call. EncodeFailed names the first entry that is still faulty, and `who` made it.
     """
     faults = _faults(entries, may_be_flat)
     tried = "in the precision of its weights"

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 _THREAD = threading.local()
 
 
@@ -81,8 +80,7 @@ def _is_light(waiting: "deque[Future[Result]]", weigh: Callable[[Result], int] |
 class Behind(Generic[Result]):
     """Runs pieces of work in order in one thread, while the caller goes on. With `depth` 0 the caller's thread runs them at once.
 
-    Use it in a `with` statement, which starts and ends the thread. At its end all work is finished; after an error, work that has not
-    begun is dropped.
+    A `with` statement starts and ends the thread: then all is finished, or after an error, what has not begun is dropped.
     """
 
     def __init__(self, depth: int) -> None:

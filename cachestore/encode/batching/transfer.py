@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+K = TypeVar("K")
 T = TypeVar("T")
 Moved = Mapping[str, Any]
 """Values by name: tensors, lists of tensors, or anything else, which is passed on unchanged."""
@@ -81,11 +82,8 @@ class Transfer:
         tensor.record_stream(self._back)
         return host
 
-    def begin(self, parts: Iterable[Callable[[], Iterable[T]]]) -> Callable[[], tuple[list[T], float]]:
-        """Begin the parts of a batch. Call the returned function to wait for their results, in order, and the seconds that a GPU took.
-
-        The seconds are 0 on other devices.
-        """
+    def begin(self, keys: Sequence[K], parts: Iterable[Callable[[], Iterable[T]]], took: Took) -> Callable[[], dict[K, T]]:
+        """Begin the parts of a batch. Returns a function that waits for their results, calls `took`, and gives them by key."""
 
         def mark() -> torch.cuda.Event | None:
             if self._there is None:
@@ -96,12 +94,13 @@ class Transfer:
 
         began, begun, ended = mark(), list(parts), mark()
 
-        def finish() -> tuple[list[T], float]:
-            made = [one for part in begun for one in part()]
-            if began is None or ended is None:
-                return made, 0.0
-            ended.synchronize()
-            return made, began.elapsed_time(ended) / 1000
+        def finish() -> dict[K, T]:
+            made, seconds = [one for part in begun for one in part()], 0.0
+            if began is not None and ended is not None:
+                ended.synchronize()
+                seconds = began.elapsed_time(ended) / 1000
+            took(seconds)
+            return dict(zip(keys, made, strict=True))
 
         return finish
 

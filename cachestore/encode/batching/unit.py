@@ -27,7 +27,6 @@ class Read(Protocol):
 
 LOADING: Final[ContextVar[Callable[[str], None]]] = ContextVar("LOADING", default=lambda _component: None)
 """Called with the name of each component of a model, such as "text_encoder_2", before it is loaded."""
-
 Result = Callable[[], Mapping[Key, Mapping[str, Any]]]
 """Waits for a batch and returns named tensors without a batch axis, for exactly the keys that were asked for. Called once."""
 

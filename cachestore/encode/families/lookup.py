@@ -62,7 +62,6 @@ from cachestore.encode.families.text import TEXT_FAMILIES
 from cachestore.encode.families.vae import VAE_FAMILIES
 
 READ_FORMAT = 1
-
 _STATISTICS = ("latents_mean", "latents_std")
 
 
@@ -83,10 +82,7 @@ def vae_family(class_name: str) -> VaeFamily:
 
 
 def as_it_comes(family: TextFamily, index: Mapping[str, Json], config_of: Callable[[str], Mapping[str, Json]]) -> TextFamily:
-    """Return the row for a model that may lack text encoders, or be configured in another way; else the family itself.
-
-    `index` is its model_index.json. `config_of` returns config.json of a component.
-    """
+    """Return the row for a model by its model_index.json and its components' config.json: it may lack text encoders, or differ."""
     for name, row in family.without.items():
         entry = index.get(name)
         if not isinstance(entry, list) or entry[:1] == [None]:
@@ -103,8 +99,7 @@ def as_it_comes(family: TextFamily, index: Mapping[str, Json], config_of: Callab
 def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
     """Return the row for some of a family's text encoders, called without the others; the family itself for all of them.
 
-    Nothing is joined, as the other parts are missing: each stored tensor is an output under its own name. Raises BadInput, which names
-    what can be encoded alone, if `names` is empty or has a name that cannot.
+    Nothing is joined: each stored tensor is an output under its own name. BadInput names what can be encoded alone.
     """
     chosen = tuple(name for name in family.encoders if name in names)
     if chosen == family.encoders and set(names) == set(chosen):
@@ -130,7 +125,6 @@ def with_encoders(family: TextFamily, names: Collection[str]) -> TextFamily:
         outputs=plain_forms(*stored),
         pad={name: pad for name, pad in family.pad.items() if name in stored},
         trims={name: trim for name, trim in family.trims.items() if name in stored},
-        asks=(),
         constants={name: constant for name, constant in family.constants.items() if constant["like"] in stored},
         args={name: value for name, value in family.args.items() if any(name in part.args for part in parts.values())},
         called=chosen,
@@ -177,10 +171,7 @@ def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
 def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
-    """Return the `read` block of a latents recipe, from the VAE's config.json and the weights that normalise latents, if it has such.
-
-    Raises BadInput if config.json lacks a field that the row requires.
-    """
+    """Return the `read` block of latents, from the VAE's config.json and statistics in its weights. BadInput if a field is missing."""
     if missing := sorted(set(family.required) - set(config)):
         raise BadInput(f"config.json of the VAE ({family.class_name}) does not set {', '.join(missing)}: download the model again")
     full: dict[str, Json] = {"shift_factor": None} | dict.fromkeys(_STATISTICS)

@@ -15,7 +15,6 @@ from cachestore.core.errors import BadInput, MissingExtra, how_to_install
 from cachestore.core.spelling import option
 
 Resample = Literal["lanczos", "area", "bicubic", "bilinear", "cv2-linear", "pillow"]
-
 DEFAULT: Final[Resample] = "lanczos"
 
 

@@ -10,24 +10,19 @@ from cachestore.core.samples import CONTROL
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 DTYPES: Final = {given: name for name, short in _SHORT.items() for given in (name, short)}
 """The canonical name of a dtype, by every name that a user may give it."""
-
 MAX_LENGTH_ARG: Final = "max_sequence_length"
-
+CONNECTORS: Final = "connectors"
+"""The component of LTX-2 whose frozen projection is applied to the rows before they are stored."""
 SKIP_ARG: Final = "clip_skip"
 """How many of CLIP's last layers are left out, as diffusers counts them: 1 here is 2 in kohya's scripts and in web UIs."""
-
 EXACT_PADDING: Final = "exact_padding"
 """An `--encode-arg` of masked families, not passed to the pipeline. If true, captions are padded to the limit, as by the pipeline."""
-
 LIMIT: Final = "limit"
 """In a row's `pad`, stands for the largest number of tokens of a caption, which depends on the request."""
-
 ZERO_ROWS: Final = "zero rows"
 """In a row's `trims`, means that padding rows are zero, and that no mask is returned."""
-
 PAST_LIMIT: Final = "past the limit"
 """In a row's `trims`, means that the first `max_tokens` rows are kept, and the zeros that the pipeline appends to them are dropped."""
-
 DEFAULT_OF_CALL: Final = "default_of_call"
 """The argument `{DEFAULT_OF_CALL: DIGEST}` stands for the default of `__call__` in the installed diffusers, which must have this digest.
 So instructions of several kilobytes are neither copied here nor written into every recipe."""
@@ -67,7 +62,6 @@ class RowWidth:
     """How wide the rows of an output are. Only forecasts of sizes need it."""
 
     component: str
-    """The component that makes the rows."""
     layers: int | str = 1
     """How many layers' rows are stored for a token: a number, or a field of the component's config.json."""
     field: str | None = None
@@ -89,7 +83,6 @@ class PictureInput:
     most: int | None = None
     """The largest number of pictures; None for any. At least one is needed. With 1 the picture itself is passed, otherwise a list."""
     role: str = CONTROL
-    """The role of these pictures in a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +133,6 @@ class TextFamily:
     configured: Mapping[str, "TextFamily"] = field(default_factory=dict[str, "TextFamily"])
     """`COMPONENT.FIELD` or `COMPONENT.FIELD=VALUE`: fields in config.json of components, each with the row that is used instead of this one
     if the field is true, or has this value."""
-    asks: tuple[str, ...] = ()
-    """`COMPONENT.FIELD`: fields in config.json of components that are not loaded. The pipeline reads them; a form may `widen` to one."""
     is_found: bool = False
     """Whether introspection made this row. What it assumes is checked when the model is loaded."""
     is_masked: bool = False
@@ -151,8 +142,6 @@ class TextFamily:
     """The outputs with a row for each token, if that is not `prompt_embeds` alone, with one row of the encoder that counts tokens."""
     batch_axes: Mapping[str, int] = field(default_factory=dict[str, int])
     """The axis of the batch in what `encode_prompt` returns, by name, where it is not the first."""
-    projection: str | None = None
-    """The component whose frozen projection is applied to the rows before they are stored. Only LTX-2 has one."""
     stand_ins: tuple[str, ...] = ()
     """Components that the pipeline would load by itself, and that encoding does not use."""
     rewrites_captions: bool = False
@@ -182,6 +171,11 @@ class TextFamily:
     def encoders(self) -> tuple[str, ...]:
         """The text encoders among the components."""
         return tuple(name for name in self.components if is_text_encoder(name))
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """The `COMPONENT.FIELD` that forms `widen` to: fields in config.json of components that are not loaded. The pipeline reads them."""
+        return tuple(width for form in self.outputs.values() if "." in (width := form.get("widen", "")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 from cachestore.core.keys import Json
 from cachestore.core.samples import FIRST_FRAME
 from cachestore.encode.families.row import (
+    CONNECTORS,
     DEFAULT_OF_CALL,
     LIMIT,
     MAX_LENGTH_ARG,
@@ -66,7 +67,6 @@ _HALF = TextFamily("", None, 0, _EMBEDS, text_dtype="bfloat16", vae_patch=2)
 _BOTH_HALF = replace(_HALF, vae_dtype="bfloat16")
 _MASKED = replace(_HALF, returns=("prompt_embeds", _MASK, None, None), is_masked=True, **_dropped(_MASK))
 _REWRITTEN = replace(_MASKED, rewrites_captions=True)
-
 _FLUX = _row(
     _BOTH_HALF,
     ("flux", "FluxPipeline", 512),
@@ -83,7 +83,6 @@ _FLUX = _row(
     },
     script_resizes="bilinear",
 )
-
 _FLUX2 = replace(
     _BOTH_HALF,
     # the denoiser gets no mask: padding is part of the embedding
@@ -95,7 +94,6 @@ _FLUX2 = replace(
 
 # the denoiser gets zeros up to this length, and no mask
 _ZERO_FILLED = replace(_HALF, pad={"prompt_embeds": _padded(None, LIMIT)}, trims={"prompt_embeds": ZERO_ROWS}, is_masked=True)
-
 _QWEN = replace(_HALF, returns=("prompt_embeds", _QWEN_MASK), rewrites_captions=True, **_dropped(_QWEN_MASK))
 _QUOTED = replace(
     _QWEN,
@@ -114,13 +112,11 @@ _QWEN_EDIT = _row(
     tokenizer="processor",
     pictures=PictureInput(area=1024 * 1024, dropped=64, most=1),
 )
-
 _SD3_JOINT, _SD3_POOLED = _of_both_clips("prompt_embeds"), _of_both_clips("pooled_prompt_embeds")
 _SD3_PARTS: Mapping[str, EncoderPart] = {
     name: EncoderPart(f"prompt_embeds.{name}", f"pooled_prompt_embeds.{name}", -2, (SKIP_ARG,))
     for name in ("text_encoder", "text_encoder_2")
 }
-_SD3_WIDTH = "transformer.joint_attention_dim"
 _SD3 = replace(_BOTH_HALF, pipeline="StableDiffusion3Pipeline", returns=_EMBEDS_AND_POOLED, script_resizes="bilinear")
 _SD3_WITHOUT_T5 = replace(
     _SD3,
@@ -128,13 +124,12 @@ _SD3_WITHOUT_T5 = replace(
     max_tokens=77,
     components=_TWO,
     captioned=_ENCODERS[:2],
-    outputs={"prompt_embeds": {**_SD3_JOINT, "widen": _SD3_WIDTH}, "pooled_prompt_embeds": _SD3_POOLED},
+    outputs={"prompt_embeds": {**_SD3_JOINT, "widen": "transformer.joint_attention_dim"}, "pooled_prompt_embeds": _SD3_POOLED},
     # the 77 rows of CLIP, then zeros for the rows of T5, to which the denoiser attends
     pad={"prompt_embeds": _padded(None, 77 + 256)},
     trims={"prompt_embeds": PAST_LIMIT},
     args={SKIP_ARG: None},
     parts=_SD3_PARTS,
-    asks=(_SD3_WIDTH,),
 )
 _SD3_ROWS = [{**_SD3_JOINT, "widen": "text_encoder_3"}, "prompt_embeds.text_encoder_3"]
 """The rows of CLIP, extended with zeros to the width of T5, then the rows of T5."""
@@ -159,10 +154,9 @@ _KANDINSKY = replace(
 _LTX2_TEXT = _row(
     _REWRITTEN,
     ("ltx2", "LTX2Pipeline", 1024),
-    components=("text_encoder", "tokenizer", "connectors"),
+    components=("text_encoder", "tokenizer", CONNECTORS),
     pad={"prompt_embeds": _padded(_MASK, LIMIT, side="left")},
     args={MAX_LENGTH_ARG: 1024},
-    projection="connectors",
     vae_patch=1,
 )
 _LTX2_AUDIO = replace(  # LTX-2.3
@@ -172,12 +166,11 @@ _LTX2_AUDIO = replace(  # LTX-2.3
     pad={**_LTX2_TEXT.pad, "audio_prompt_embeds": _padded(None, LIMIT, side="left")},
     trims={"prompt_embeds": _MASK, "audio_prompt_embeds": _MASK},
     rows={
-        "prompt_embeds": RowWidth("connectors", field="video_hidden_dim"),
-        "audio_prompt_embeds": RowWidth("connectors", field="audio_hidden_dim"),
+        "prompt_embeds": RowWidth(CONNECTORS, field="video_hidden_dim"),
+        "audio_prompt_embeds": RowWidth(CONNECTORS, field="audio_hidden_dim"),
     },
 )
 _LTX2 = replace(_LTX2_TEXT, configured={"connectors.per_modality_projections": _LTX2_AUDIO})
-
 _HUNYUAN = _row(
     _REWRITTEN,
     ("hunyuanvideo", "HunyuanVideoPipeline", 256),
@@ -208,7 +201,6 @@ _HUNYUAN_I2V = replace(
     _hunyuan_i2v("hunyuanvideo-i2v-33ch", 2),
     configured={"transformer.image_condition_type=token_replace": _hunyuan_i2v("hunyuanvideo-i2v", 4)},
 )
-
 _PIPELINES = (
     TextFamily("sd15", "StableDiffusionPipeline", 77, _EMBEDS, args={SKIP_ARG: None}),
     TextFamily(
@@ -378,5 +370,4 @@ _PIPELINES = (
     # the denoiser gets zeros up to this length; the mask is required, but not used
     _row(_MASKED, ("auraflow", "AuraFlowPipeline", 256), args={MAX_LENGTH_ARG: 256}, pad={"prompt_embeds": _padded(_MASK, LIMIT)}),
 )
-
 TEXT_FAMILIES: Mapping[str, TextFamily] = MappingProxyType({row.pipeline: row for row in _PIPELINES if row.pipeline is not None})

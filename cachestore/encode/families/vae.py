@@ -21,7 +21,6 @@ _MOCHI_STD = [
     0.9263795028493863, 0.9248894543193766, 0.9393059390890617, 0.959253732819592, 0.8244560132752793, 0.917259975397747,
     0.9294154431013696, 1.3720942357788521, 0.881393668867029, 0.9168315692124348, 0.9185249279345552, 0.9274757570805041,
 ]  # fmt: skip
-
 _RATIO = VaeFamily("", {}, temporal_factor=4, temporal_fields=("temporal_compression_ratio",), has_frames=True)
 _HUNYUAN = replace(_RATIO, factor="ratio", factor_field="spatial_compression_ratio")
 _WAN = replace(_RATIO, channels_field="z_dim", temporal_fields=("temperal_downsample",))
@@ -36,7 +35,6 @@ _LTX = replace(
 _LTX_DEFAULTS = {"latent_channels": 128, "scaling_factor": 1.0, "patch_size": 4, "patch_size_t": 1} | dict.fromkeys(
     ("spatial_compression_ratio", "temporal_compression_ratio")
 )
-
 _VAES = (
     VaeFamily(
         "AutoencoderKLHunyuanImage",
@@ -145,5 +143,4 @@ _VAES = (
         working=(1810, 0, 1870),
     ),
 )
-
 VAE_FAMILIES: Mapping[str, VaeFamily] = MappingProxyType({row.class_name: row for row in _VAES})

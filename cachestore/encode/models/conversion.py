@@ -30,16 +30,12 @@ from cachestore.files.scratch import scratch_folder
 _OPEN_CLIP = "transformer.resblocks."
 _CLIP_TEXT = "CLIPText"
 _CLIP_BODY = "text_model."
-
 Tensors = Mapping[str, Tensor]
 
 
 @contextmanager
 def weights_folder(component: Component, module_class: Any, dtype: torch.dtype) -> Generator[Path]:
-    """Yield the folder that a component is loaded from: its own, or a temporary one, which is removed afterwards.
-
-    Weights that have scales are of this dtype in it.
-    """
+    """Yield the folder that a component is loaded from: its own, or a temporary one in which weights with scales have this dtype."""
     is_scaled = eight_bits(component) == "scaled"
     if component.single_file is None and not is_scaled:
         yield component.folder
@@ -107,16 +103,11 @@ def _converted(component: Component, module_class: Any, weights: _Weights) -> Te
     if any(name.startswith(prefix + _OPEN_CLIP) for name in shapes):
         convert = importlib.import_module("diffusers.loaders.single_file_utils").convert_open_clip_checkpoint
         return convert(SimpleNamespace(config=SimpleNamespace(**component.config)), weights.read(prefix), prefix="")
-    if component.class_name.startswith(_CLIP_TEXT):
-        return _clip_tensors(component, module_class, weights, shapes, prefix)
-    return weights.read(prefix) if prefix or weights.is_scaled else None
-
-
-def _clip_tensors(component: Component, module_class: Any, weights: _Weights, shapes: Shapes, prefix: str) -> Tensors | None:
-    """Return CLIP's tensors under the names of the installed transformers: before 5.6 the layers are below `text_model`."""
-    expected = _names_of(module_class, component)
-    names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
-    moved = {name: _CLIP_BODY + name for name in names if name not in expected and _CLIP_BODY + name in expected}
+    moved: dict[str, str] = {}
+    if component.class_name.startswith(_CLIP_TEXT):  # before transformers 5.6 CLIP's layers are below `text_model`
+        expected = _names_of(module_class, component)
+        names = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
+        moved = {name: _CLIP_BODY + name for name in names if name not in expected and _CLIP_BODY + name in expected}
     if not prefix and not moved and not weights.is_scaled:
         return None
     return {moved.get(name, name): tensor for name, tensor in weights.read(prefix).items()}

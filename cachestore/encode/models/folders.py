@@ -38,9 +38,7 @@ _WITHOUT_VOCABULARY = {"ByT5Tokenizer"}
 _WEIGHTS = {"transformers": "model", "diffusers": "diffusion_pytorch_model"}
 PIPELINE_CLASSES = {"LTX2TextConnectors": "diffusers.pipelines.ltx2"}
 """Classes of diffusers that model_index.json calls a pipeline's own, with the modules that have them."""
-
 Kind = Literal["pipeline", "text", "vae"]
-
 SCALES = (".scale_weight", ".weight_scale")
 """How the name of a weight's scale ends, in ComfyUI's files: that of `X.weight` is `X.scale_weight`."""
 INPUT_SCALES = (".scale_input", ".input_scale")
@@ -55,22 +53,6 @@ QUANTIZATION = "quantization_config"
 
 class MissingFile(BadInput):
     """A model folder lacks a needed file. A download may bring it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A recognised model folder."""
-
-    folder: Path
-    kind: Kind
-    class_name: str
-    """The class of the pipeline or VAE; for a text encoder its architecture."""
-    index: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """model_index.json of a pipeline, else config.json."""
-
-    def config_of(self, component: str) -> dict[str, Json]:
-        """Read config.json of a pipeline's component. Raises BadInput as `read_json`."""
-        return read_json(self.folder / component / CONFIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +82,38 @@ class Component:
         return self.single_file or self.folder
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A recognised model folder."""
+
+    folder: Path
+    kind: Kind
+    class_name: str
+    """The class of the pipeline or VAE; for a text encoder its architecture."""
+    index: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """model_index.json of a pipeline, else config.json."""
+
+    def config_of(self, component: str) -> dict[str, Json]:
+        """Read config.json of a pipeline's component. Raises BadInput as `read_json`."""
+        return read_json(self.folder / component / CONFIG)
+
+    def component(self, name: str, variant: str | None = None, override: "Model | Path | None" = None, /) -> Component:
+        """Return a component by its name in model_index.json; from the folder or the weight file `override`, if given."""
+        folder = override.folder if isinstance(override, Model) else self.folder / name if self.kind == "pipeline" else self.folder
+        library, class_name = "diffusers", self.class_name
+        if self.kind == "pipeline":
+            library, class_name = component_class(self, name)
+        elif self.kind == "text":
+            library, class_name = "transformers", "AutoTokenizer" if name.startswith("tokenizer") else TEXT_MODEL
+        if name.startswith("tokenizer"):
+            return tokenizer(name, folder, library, class_name)
+        if name.startswith("processor"):
+            return processor(name, folder, library, class_name)
+        if "ImageProcessor" in class_name:
+            return image_processor(name, folder, library, class_name)
+        return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
+
+
 def read_model(folder: Path) -> Model:
     """Read a model folder: a diffusers pipeline, a transformers text encoder, or a VAE. Raises BadInput for anything else."""
     if (folder / INDEX).is_file():
@@ -124,19 +138,6 @@ def read_model(folder: Path) -> Model:
             " (`_class_name`); give another folder"
         )
     return Model(folder, "text", str((config.get("architectures") or [TEXT_MODEL])[0]), config)
-
-
-def pipeline_component(model: Model, name: str, variant: str | None, override: Model | Path | None = None) -> Component:
-    """Return a component of a pipeline by its name in model_index.json; from the folder or the weight file `override`, if given."""
-    library, class_name = component_class(model, name)
-    folder = override.folder if isinstance(override, Model) else model.folder / name
-    if name.startswith("tokenizer"):
-        return tokenizer(name, folder, library, class_name)
-    if name.startswith("processor"):
-        return processor(name, folder, library, class_name)
-    if "ImageProcessor" in class_name:
-        return image_processor(name, folder, library, class_name)
-    return module(name, folder, library, class_name, variant, file=override if isinstance(override, Path) else None)
 
 
 def component_class(model: Model, name: str) -> tuple[str, str]:
@@ -225,10 +226,7 @@ def is_scale_mark(name: str) -> bool:
 
 
 def eight_bits(component: Component) -> Literal["", "plain", "scaled"]:
-    """Return whether weights of a component are floats of 8 bits, and whether they have scales. Reads headers; "" for any that is damaged.
-
-    "" also for weights that a library has quantised, which reads them itself.
-    """
+    """Return whether weights have 8 bits, and scales, by headers; "" if damaged, or quantised by a library, which reads them itself."""
     tensors: dict[str, str] = {}
     for path in (path for file, path in component.files.items() if file.endswith(".safetensors")):
         with suppress(FormatError, OSError), opened_weights(path) as (_descriptor, header):
@@ -273,7 +271,6 @@ def _names(folder: Path) -> set[str]:
 
 
 def _weights(folder: Path, names: set[str], library: str, variant: str | None) -> tuple[list[str], str | None]:
-    """Return the weight files that the library would load, with an index before its shards, and their variant."""
     stem = _WEIGHTS[library]
     for wanted in (variant, None) if variant else (None,):
         single, index = weight_names(stem, wanted)

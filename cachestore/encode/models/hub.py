@@ -11,7 +11,6 @@ from cachestore.encode.models.folders import INDEX, MissingFile
 from cachestore.encode.models.single_file import is_single_file, why_no_model
 
 T = TypeVar("T")
-
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _REACH_SECONDS = 10.0
 """How long the hub may take to answer whether it has a model."""
@@ -27,10 +26,9 @@ _WEIGHTS = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.(?P<variant>\w+))?
 
 
 def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str], revision: str | None, variant: str | None) -> T:
-    """Call `read` with the folder of a path or hub id, and return its result.
+    """Call `read` with the folder of a path or hub id, and return its result. BadInput if there is none, or the hub cannot be reached.
 
-    If the cached copy of a hub model lacks a file that `read` needs, the model is downloaded and `read` is called again. Raises BadInput
-    if there is no such folder, and the hub has no such model or cannot be reached.
+    If the cached copy of a hub model lacks a file that `read` needs, the model is downloaded and `read` is called again.
     """
     path = Path(name).expanduser()
     if path.is_dir():

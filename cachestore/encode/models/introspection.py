@@ -33,7 +33,7 @@ def find_family(class_name: str, index: Mapping[str, Json]) -> TextFamily:
     if "prompt_embeds" not in kept:
         _refuse(class_name, f"encode_prompt returns {', '.join(map(str, returns))}, but no prompt_embeds")
     parameters = inspect.signature(pipeline.__init__).parameters
-    components = tuple(name for name in parameters if _encodes_text(name, index))
+    components = tuple(name for name in parameters if name.startswith(("text_encoder", "tokenizer")) and _is_there(name, index))
     if after := [name for name in parameters if _AFTER_TEXT.fullmatch(name) and _is_there(name, index)]:
         _refuse(class_name, f"it also has {', '.join(after)} to make its embeddings, which encode_prompt alone does not show")
     if _stacks_layers(pipeline):
@@ -86,10 +86,6 @@ def _returned_names(pipeline: Any, class_name: str) -> tuple[str | None, ...]:
     return tuple(name if ("embed" in name or "mask" in name) and not name.startswith("negative") else None for name in names)
 
 
-def _encodes_text(name: str, index: Mapping[str, Json]) -> bool:
-    return name.startswith(("text_encoder", "tokenizer")) and _is_there(name, index)
-
-
 def _is_there(name: str, index: Mapping[str, Json]) -> bool:
     entry = index.get(name)
     return isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
@@ -111,7 +107,6 @@ def _all_layers(node: ast.AST, *, is_looping: bool) -> bool:
 
 
 def _is_layers(node: ast.AST) -> bool:
-    """Return whether an expression is `x.hidden_states` or `x["hidden_states"]`."""
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == _LAYERS
     return isinstance(node, ast.Attribute) and node.attr == _LAYERS

@@ -36,7 +36,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("T5Encoder", r"^decoder\.", "the decoder, where a whole T5 is given for its encoder"),
 )
 """What may be left over: by class (a regular expression), names of tensors (another), and why that does no harm."""
-
 _MAY_BE_MISSING = ("pooler.", "position_ids")
 """Weights that published encoders may lack, as `last_hidden_state` does not need them."""
 

@@ -25,7 +25,6 @@ FOLDER = Path("(loaded model)")
 """Stands for the model's folder in messages, and for the model in the request that a catalog records."""
 BLOCK_NUMBERS = 1 << 22
 """How many numbers of a tensor are copied to the CPU at once."""
-
 _USED = ("text_encoder", "tokenizer", "processor", "text_processor", "connectors", "projection", "vae")
 """How the names of those components begin that are needed for encoding."""
 _LIBRARIES = ("transformers", "diffusers")
@@ -46,7 +45,6 @@ class LoadedModel:
     """The class of the pipeline; None for a text encoder or VAE without one."""
     parts: Mapping[str, Any]
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """Plain values of the pipeline's configuration."""
     others: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Components of the pipeline that are not used for encoding, by name."""
 
@@ -54,14 +52,14 @@ class LoadedModel:
         """Return what `read_model` returns for a folder. Without a pipeline `kind` selects the part; BadInput if that is missing."""
         index: dict[str, Json] = {**self.settings, **{name: list(_class_of(name, part)) for name, part in self.parts.items()}}
         if self.class_name is not None:
-            return Model(FOLDER, "pipeline", self.class_name, index)
+            return _Held(FOLDER, "pipeline", self.class_name, index, whole=self)
         name = "vae" if kind == "latents" else "text_encoder"
         if name not in self.parts:
             raise BadInput(
                 f"the loaded model has {', '.join(self.parts) or 'no component'}, and no {name}, which encodes {kind}:"
                 f" load it too, or leave {kind} out of encode="
             )
-        return Model(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]))
+        return _Held(FOLDER, "vae" if kind == "latents" else "text", index[name][1], _config(self.parts[name]), whole=self)
 
     def component(self, name: str) -> Component:
         """Return a component with digests of its contents. Raises BadInput if it is missing or cannot be fingerprinted."""
@@ -85,7 +83,7 @@ class LoadedModel:
             config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
         return Component(name, library, class_name, FOLDER, {}, config=config, loaded=part, digests=digests)
 
-    def config(self, name: str) -> Mapping[str, Json]:
+    def config(self, name: str) -> dict[str, Json]:
         """Return the configuration of any component, also of one that is not used for encoding. Raises BadInput if it is missing."""
         part = self.parts.get(name, self.others.get(name))
         if part is None:
@@ -123,11 +121,21 @@ class LoadedModel:
                     tensor.data = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
 
 
-def read_loaded(model: object) -> LoadedModel:
-    """Read an object that was passed as `model=`: a diffusers pipeline, or a mapping of component names to modules and tokenizers.
+@dataclass(frozen=True, slots=True)
+class _Held(Model):
+    whole: LoadedModel = field(kw_only=True)
 
-    A mapping names its pipeline as model_index.json does (`"_class_name": "StableDiffusionXLPipeline"`). Without this name it must hold
-    a text encoder with its tokenizer, a VAE, or both. Raises BadInput for anything else.
+    def config_of(self, component: str) -> dict[str, Json]:
+        return self.whole.config(component)
+
+    def component(self, name: str, *_how: object) -> Component:
+        return self.whole.component(name)
+
+
+def read_loaded(model: object) -> LoadedModel:
+    """Read what was passed as `model=`: a diffusers pipeline, or a mapping of component names to modules and tokenizers, else BadInput.
+
+    A mapping has `_class_name` as model_index.json; without it, a text encoder with its tokenizer, a VAE, or both.
     """
     if isinstance(model, Mapping):
         given = {str(name): part for name, part in model.items() if part is not None}

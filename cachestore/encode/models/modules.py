@@ -34,12 +34,9 @@ vector_math.settle()
 
 Foreign = Any
 """An object of transformers or diffusers, which are only partly typed."""
-
 _held: WeakSet[Foreign] = WeakSet()
 """Modules that were loaded here and are still in memory."""
-
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 _one_at_a_time = threading.Lock()
 """transformers and diffusers import their parts lazily, which fails if two threads do it at once."""
 
@@ -105,10 +102,7 @@ def load_processor(component: Component) -> Processor:
 
 
 def load_image_processor(component: Component) -> Foreign:
-    """Load an image processor: the one based on Pillow, as torchvision's rounds differently, and keys must not depend on what is installed.
-
-    Raises BadInput if it cannot be loaded.
-    """
+    """Load an image processor: the one based on Pillow, as torchvision's rounds differently, and keys must not depend on it."""
     if component.loaded is not None:
         return component.loaded
     with loading(component):
@@ -120,12 +114,9 @@ def load_image_processor(component: Component) -> Foreign:
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
-    """Load a module in evaluation mode, without gradients, onto the device. Raises BadInput if it does not take all weights.
+    """Load a module in evaluation mode, without gradients, onto the device; the caller's own as it is. BadInput if weights do not fit.
 
-    Weights in 8 bits are multiplied with their scales; without scales they are used at the values that they have. Weights that a library
-    has quantised (`quantization_config`) are left to it.
-
-    The caller's own module is returned unchanged: `common_dtype` and `common_device` have checked it.
+    Weights in 8 bits are multiplied with their scales, if any. Those that a library has quantised are left to it.
     """
     if component.loaded is not None:
         return component.loaded
@@ -133,6 +124,8 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
     # first creates the module with weights
     is_old = component.library == "diffusers" and _release(component.library) < (0, 33)
     reporting = {"ignore_mismatched_sizes": True} if component.library == "transformers" else {"low_cpu_mem_usage": False} if is_old else {}
+    # transformers renamed the argument for the dtype in 4.56, diffusers did not
+    dtype_name = "dtype" if component.library == "transformers" and _release(component.library) >= (4, 56) else "torch_dtype"
     with loading(component), weights_folder(component, _class_of(component), DTYPES[dtype]) as folder:
         module, info = _class_of(component).from_pretrained(
             folder,
@@ -140,7 +133,7 @@ def load_module(component: Component, dtype: str, device: torch.device) -> Forei
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            **{_dtype_name(component.library): DTYPES[dtype], **reporting, **_no_code(component)},
+            **{dtype_name: DTYPES[dtype], **reporting, **_no_code(component)},
         )
         check_loaded(component, module, info)
     # transformers 4.54 and 4.57 do not convert 8-bit weights, and cannot compute with them
@@ -160,10 +153,9 @@ def build_pipeline(
     asked: Mapping[str, Json] | None = None,
     stand_ins: Collection[str] = (),
 ) -> Foreign:
-    """Build a pipeline from these components and plain values, with None for its other required arguments.
+    """Build a pipeline from these components and plain values, with None for other required arguments. BadInput if diffusers lacks it.
 
-    For each `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Those in `stand_ins` have no field.
-    Raises BadInput if the installed diffusers has no such pipeline.
+    For `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Those in `stand_ins` have none.
     """
     with _one_at_a_time:
         pipeline = _found("diffusers", class_name, "this model")
@@ -186,8 +178,7 @@ def build_pipeline(
 def clip_as_it_was(pipeline: Foreign) -> Generator[None]:
     """Let a pipeline find CLIP's layers below `text_model` within the block, as `clip_skip` of diffusers looks for the last norm there.
 
-    transformers 5.6 moved the layers into CLIPTextModel itself. The name is set without torch's registration, so that no module contains
-    itself, and is removed afterwards.
+    transformers 5.6 moved them into CLIPTextModel itself. torch does not register the name: no module contains itself.
     """
     modules = [part for name, part in pipeline.components.items() if name.startswith("text_encoder")]
     moved = [module for module in modules if type(module).__name__ == "CLIPTextModel" and not hasattr(module, "text_model")]
@@ -208,10 +199,7 @@ def caching_configs(modules: Iterable[torch.nn.Module]) -> list[Any]:
 
 @contextmanager
 def without_cache(configs: Sequence[Any]) -> Generator[None]:
-    """Let language models keep no keys and values of their layers within the block.
-
-    Only generating text needs them. Keeping them takes memory, and makes the processor wait for the GPU twice in each layer.
-    """
+    """Keep no keys and values of layers within the block: only generating text needs them, and a GPU waits for each."""
     for config in configs:
         config.use_cache = False
     try:
@@ -243,19 +231,11 @@ class Absent:
 
 
 def free_memory() -> None:
-    """Release the memory of modules that are no longer used.
-
-    Most are freed with the last reference to them. Garbage collection, which takes a third of a second, runs only if some are left.
-    """
+    """Release the memory of unused modules. Garbage collection, which takes a third of a second, runs only if some are left."""
     if _held:
         gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-def _dtype_name(library: str) -> str:
-    """Return the argument of `from_pretrained` for the dtype: transformers renamed it in 4.56, diffusers did not."""
-    return "dtype" if library == "transformers" and _release(library) >= (4, 56) else "torch_dtype"
 
 
 def _no_code(component: Component) -> dict[str, bool]:

@@ -19,7 +19,6 @@ _IMAGE_PROCESSORS: Final[Mapping[str, tuple[str, ...]]] = {
     "Qwen2_5_VLProcessor": ("Qwen2VLImageProcessorPil", "Qwen2VLImageProcessor"),
 }
 """The image processors based on Pillow, by the class of the processor: the name since transformers 5, and the older one."""
-
 _PICTURE: Final = "<|image_pad|>"
 """Stands for a picture in a text. It is repeated for each of the picture's merged patches before tokenisation."""
 

@@ -18,7 +18,6 @@ vector_math.settle()
 
 WORDS: Final = 2_000
 """How many words the tokenizers know: `w0`, `w1`, …; each is one token."""
-
 _VOCABULARY: Final = {"<pad>": 0, "</s>": 1, "<unk>": 2, **{f"w{number}": number + 3 for number in range(WORDS)}}
 
 

@@ -59,7 +59,6 @@ class TextSetup:
     args: Mapping[str, Json]
     dtype: str
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """Plain arguments of the pipeline's constructor."""
     asked: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """The values of the family's `asks`, by `COMPONENT.FIELD`."""
     is_bucketed: bool = False
@@ -91,7 +90,6 @@ class LatentsSetup:
     script_resizes: str | None = None
     """The interpolation with which diffusers' own training script of the family resizes pictures, if it is not Lanczos."""
     resample: Resample = DEFAULT
-    """How pictures and videos are resized."""
 
     @property
     def multiple(self) -> int:

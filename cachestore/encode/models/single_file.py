@@ -10,7 +10,6 @@ from cachestore.encode.models.folders import opened_weights
 from cachestore.encode.models.setup import text_width
 
 Shapes = Mapping[str, tuple[int, ...]]
-
 SUFFIX = ".safetensors"
 VAE_PREFIXES = ("first_stage_model.", "vae.")
 """How the names of a VAE's tensors begin in a checkpoint."""

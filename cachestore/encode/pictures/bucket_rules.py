@@ -35,7 +35,6 @@ class BucketSettings(NamedTuple):
     resolution: int
     step: int = STEP
     upscales: bool = True
-    """Whether small pictures are scaled up."""
     shortest: int | None = None
     longest: int | None = None
     """The limits of a bucket's sides, in pixels; None for those of `bucket_list`."""
@@ -73,7 +72,6 @@ class BucketRule:
     """The rule of one trainer."""
 
     bucket: Callable[[Size, BucketSettings], Size]
-    """Chooses the bucket of a picture."""
     resized: Callable[[Size, Size, BucketSettings], Size]
     """Returns the size to which a picture is resized for its bucket: (picture, bucket, settings)."""
     step: Callable[[int], int]
@@ -91,7 +89,6 @@ class BucketRule:
     limits: tuple[int | None, int | None] = (None, None)
     """The shortest and the longest side, if they are not set."""
     resample: Resample = DEFAULT
-    """How the trainer resizes."""
     reading: PixelReading | None = None
     """How the trainer reads a picture; None for this project's own way."""
 
@@ -103,10 +100,9 @@ class BucketRule:
 def fit_box(
     name: Buckets, size: Size, settings: BucketSettings, at: Fraction | None = None, *, is_flipped: bool = False
 ) -> tuple[Size, CropBox]:
-    """Return the bucket of a picture, and how it is resized and cropped. `at` says where, as for `crop_box`; None is the centre.
+    """Return the bucket of a picture, and how it is resized and cropped, at the centre or `at` a place, as `crop_box`.
 
-    The crop box of a mirrored picture is that in the picture before it is mirrored. Raises BadInput if there are no buckets, EncodeFailed
-    if the rule has none for a picture of this size.
+    The box is that of the picture before it is mirrored. BadInput if there are no buckets, EncodeFailed if none is for this size.
     """
     rule = RULES[name]
     bucket = rule.bucket(size, settings)
@@ -163,10 +159,6 @@ def _own(size: Size, settings: BucketSettings) -> Size:
     return choose(size, settings.resolution, settings.step, upscales=settings.upscales, **limits)
 
 
-def _own_resized(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
-    return crop_box(size, bucket).resized
-
-
 def _sd_scripts(size: Size, settings: BucketSettings) -> Size:
     """That size, else the nearest aspect ratio, the first of equally near ones. Without scaling up: the resized sides cut to steps."""
     if not settings.upscales:
@@ -219,10 +211,6 @@ def _musubi_buckets(resolution: int, step: int) -> tuple[Size, ...]:
     return tuple(sorted(found))
 
 
-def _covering(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
-    return _scaled(size, max(bucket.width / size.width, bucket.height / size.height))
-
-
 def _ai_toolkit(size: Size, settings: BucketSettings) -> Size:
     """Of the four buckets around the picture's shape, with at most the resolution's area, the one with the nearest area.
 
@@ -246,8 +234,11 @@ def _ai_toolkit_resized(size: Size, bucket: Size, _settings: BucketSettings) -> 
 def _simpletuner(size: Size, settings: BucketSettings) -> Size:
     """The resolution's area in the picture's aspect ratio of two digits, each side rounded to the step: `crop_aspect=preserve`."""
     bucket = _simpletuner_target(size, settings)
-    square = _square_of(settings)
-    return Size(square, square) if bucket.height and _ratio(bucket) == 1 else bucket
+    if not bucket.height or _ratio(bucket) != 1:
+        return bucket
+    near = (edge for megapixels, edge in _SIMPLETUNER_EDGES.items() if abs(_megapixels(settings) - megapixels) < _NEAR)
+    square = _to_step(next(near, sqrt(_megapixels(settings) * 1e6)), settings.step)
+    return Size(square, square)
 
 
 def _simpletuner_target(size: Size, settings: BucketSettings) -> Size:
@@ -274,11 +265,6 @@ def _simpletuner_resized(size: Size, bucket: Size, settings: BucketSettings) -> 
     return bucket if _ratio(bucket) == 1 and across < bucket.width else Size(across, down)
 
 
-def _square_of(settings: BucketSettings) -> int:
-    near = (edge for megapixels, edge in _SIMPLETUNER_EDGES.items() if abs(_megapixels(settings) - megapixels) < _NEAR)
-    return _to_step(next(near, sqrt(_megapixels(settings) * 1e6)), settings.step)
-
-
 def _megapixels(settings: BucketSettings) -> float:
     return settings.resolution * settings.resolution / 1000**2
 
@@ -289,11 +275,6 @@ def _ratio(size: Size) -> float:
 
 def _to_step(side: float, step: int) -> int:
     return max(step, round(side / step) * step)
-
-
-def _diffusers(_size: Size, settings: BucketSettings) -> Size:
-    """The square, as in diffusers' training scripts with `--center_crop`."""
-    return Size(settings.resolution, settings.resolution)
 
 
 def _diffusers_resized(size: Size, bucket: Size, _settings: BucketSettings) -> Size:
@@ -315,12 +296,10 @@ def _stepped(side: float, step: int) -> int:
     return int(side + 0.5) // step * step
 
 
-def _by_vae(multiple: int) -> int:
-    return multiple
-
-
 RULES: Final[Mapping[Buckets, BucketRule]] = {
-    OWN: BucketRule(_own, _own_resized, lambda _multiple: STEP, may_not_upscale=True, may_limit=True),
+    OWN: BucketRule(
+        _own, lambda size, bucket, _settings: crop_box(size, bucket).resized, lambda _multiple: STEP, may_not_upscale=True, may_limit=True
+    ),
     "sd-scripts": BucketRule(
         _sd_scripts,
         _sd_scripts_resized,
@@ -333,7 +312,7 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
     ),
     "musubi": BucketRule(
         _musubi,
-        _covering,
+        lambda size, bucket, _settings: _scaled(size, max(bucket.width / size.width, bucket.height / size.height)),
         lambda _multiple: _FINEST,
         has_own_step=True,
         may_not_upscale=True,
@@ -352,9 +331,9 @@ RULES: Final[Mapping[Buckets, BucketRule]] = {
         reading=PixelReading(is_turned=True),
     ),
     "diffusers": BucketRule(
-        _diffusers,
+        lambda _size, settings: Size(settings.resolution, settings.resolution),  # as its scripts with `--center_crop`
         _diffusers_resized,
-        _by_vae,
+        lambda multiple: multiple,
         centre=lambda excess: round(excess / 2),
         has_own_step=True,
         reading=PixelReading(is_turned=True),

@@ -93,10 +93,9 @@ def choose(
 
 
 def crop_box(size: Size, bucket: Size, at: Fraction | None = None) -> CropBox:
-    """Return how a picture is scaled to cover a bucket, and its crop box.
+    """Return how a picture is scaled to cover a bucket, and its crop box. One scaled side equals the bucket's; the other is rounded.
 
-    `at` says where to crop: 0 is the left or top edge, just below 1 the right or bottom edge, None the centre. One side of the scaled
-    picture equals the bucket's; the other is rounded to the nearest pixel.
+    `at` says where to crop: 0 is the left or top edge, just below 1 the right or bottom edge, None the centre.
     """
     if size.width * bucket.height > size.height * bucket.width:
         resized = Size(rounded(size.width * bucket.height, size.height), bucket.height)

@@ -18,8 +18,7 @@ _ATTENTION: Final = "HunyuanVideo15AttnBlock"
 def frame_by_frame(vae: Foreign) -> Generator[None]:
     """Let the attention of HunyuanVideo 1.5's VAE take one frame at a time within the block; do nothing for another VAE.
 
-    It attends to all frames up to each, for which diffusers makes a mask of all pairs of latent pixels: at 1280 x 720 it has 28 GB in
-    16 bits for 129 frames, and 109 GB for 257.
+    For it diffusers makes a mask of all pairs of latent pixels: 28 GB in 16 bits for 129 frames at 1280 x 720.
     """
     is_meant = type(vae).__name__ == _VAE
     blocks = [module for module in vae.encoder.modules() if type(module).__name__ == _ATTENTION] if is_meant else []

@@ -41,7 +41,6 @@ class Timeline:
     times: NDArray[np.int64]
     """When each frame begins, rising; at least one."""
     end: int
-    """When the last frame ends."""
     tick: Fraction
     """The length of a tick in seconds."""
 
@@ -80,7 +79,6 @@ class Clip:
     rate: Fraction | None
     """The rate that was asked for; None for the file's own frames."""
     own_rate: Fraction
-    """The rate of the file."""
 
     @property
     def shape(self) -> Shape:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from io import BytesIO
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ more than 1 level; the nearest that is another space, sRGB's primaries with a ga
 LARGEST_PROFILE: Final = 16 << 20
 """Bytes; a larger one counts as unusable."""
 _MOST_TAGS: Final = 200
-_BASES: Final[Mapping[str, str]] = MappingProxyType({"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"})
+_BASES: Final[Mapping[str, str]] = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 """The mode in which Pillow converts pictures, by a profile's colour space."""
 _PUBLISHED_AS_SRGB: Final = frozenset({"83174717332326ddc198d9df188a4daec27b8979ba152cebbfc470c793d0bb11"})
 """SHA-256 of the ICC's "sRGB v4 preference": its values are sRGB's, but it has a table for prints in place of primaries and curves."""
@@ -47,26 +46,22 @@ _C: Final = (0.310, 0.316)
 BT709: Final = Gamut((0.64, 0.33), (0.30, 0.60), (0.15, 0.06), _D65)
 """The primaries of sRGB."""
 _NTSC: Final = Gamut((0.63, 0.34), (0.31, 0.595), (0.155, 0.07), _D65)
-_GAMUTS: Final[Mapping[int, Gamut]] = MappingProxyType(
-    {
-        1: BT709,
-        4: Gamut((0.67, 0.33), (0.21, 0.71), (0.14, 0.08), _C),
-        5: Gamut((0.64, 0.33), (0.29, 0.60), (0.15, 0.06), _D65),
-        6: _NTSC,
-        7: _NTSC,
-        8: Gamut((0.681, 0.319), (0.243, 0.692), (0.145, 0.049), _C),
-        9: Gamut((0.708, 0.292), (0.170, 0.797), (0.131, 0.046), _D65),
-        11: Gamut((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), (0.314, 0.351)),
-        12: Gamut((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), _D65),
-        22: Gamut((0.630, 0.340), (0.295, 0.605), (0.155, 0.077), _D65),
-    }
-)
+_GAMUTS: Final[Mapping[int, Gamut]] = {
+    1: BT709,
+    4: Gamut((0.67, 0.33), (0.21, 0.71), (0.14, 0.08), _C),
+    5: Gamut((0.64, 0.33), (0.29, 0.60), (0.15, 0.06), _D65),
+    6: _NTSC,
+    7: _NTSC,
+    8: Gamut((0.681, 0.319), (0.243, 0.692), (0.145, 0.049), _C),
+    9: Gamut((0.708, 0.292), (0.170, 0.797), (0.131, 0.046), _D65),
+    11: Gamut((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), (0.314, 0.351)),
+    12: Gamut((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), _D65),
+    22: Gamut((0.630, 0.340), (0.295, 0.605), (0.155, 0.077), _D65),
+}
 """By H.273's ColourPrimaries. Others are unspecified or reserved, and count as sRGB's; 10 (XYZ) is refused."""
-_GAMMAS: Final[Mapping[int, float]] = MappingProxyType({4: 2.2, 5: 2.8, 8: 1.0})
+_GAMMAS: Final[Mapping[int, float]] = {4: 2.2, 5: 2.8, 8: 1.0}
 """By H.273's TransferCharacteristics. The camera curves of television (1, 6, 7, 11, 12, 14, 15) count as sRGB's, as in videos."""
-_REFUSED: Final[Mapping[int, str]] = MappingProxyType(
-    {9: "logarithmic", 10: "logarithmic", 16: "PQ, HDR", 17: "SMPTE ST 428", 18: "HLG, HDR"}
-)
+_REFUSED: Final[Mapping[int, str]] = {9: "logarithmic", 10: "logarithmic", 16: "PQ, HDR", 17: "SMPTE ST 428", 18: "HLG, HDR"}
 ADOBE_RGB: Final = Gamut((0.64, 0.33), (0.21, 0.71), (0.15, 0.06), _D65)
 ADOBE_GAMMA: Final = 563 / 256
 _SRGB_CURVE: Final = (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)
@@ -197,7 +192,6 @@ def opened(profile: bytes) -> Any:
 
 
 def _codes_of(profile: bytes) -> tuple[int, int] | None:
-    """Return the code points (primaries, transfer) of a profile's `cicp` tag."""
     count = min(int.from_bytes(profile[128:132], "big"), _MOST_TAGS)
     for at in range(132, 132 + 12 * count, 12):
         if profile[at : at + 4] == b"cicp":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachestore.core.keys import Json
-from cachestore.core.samples import CONTROL, FIRST_FRAME, MASK, REFERENCE, VIDEO
+from cachestore.core.samples import CONTROL, FIRST_FRAME, LAST_FRAME, MASK, REFERENCE, VIDEO
 from cachestore.encode.pictures.kinds import Embedded, EndFrames, Filled, First, Guided, Kind, Masked
 
 DENOISERS: Final = ("transformer", "unet")
@@ -39,7 +39,6 @@ class PipelineOutline:
 
     class_name: str
     parts: Mapping[str, str]
-    """The classes of its components by name."""
     denoiser: Mapping[str, Json]
     """The denoiser's configuration; empty if it is not known."""
     channels: int | None
@@ -84,12 +83,13 @@ def _wan_ends(outline: PipelineOutline) -> tuple[Condition, ...]:
     if outline.more_channels == 0:  # Wan 2.2 TI2V-5B
         return _nothing_more(outline)
     has_last = outline.denoiser.get("pos_embed_seq_len") is not None
+    roles = (FIRST_FRAME, LAST_FRAME) if has_last else (FIRST_FRAME,)
     frames = "the first and the last frame's" if has_last else "the first frame's"
-    latents = Condition("condition", FIRST_FRAME, EndFrames(has_last), f"{frames} latents")
+    latents = Condition("condition", FIRST_FRAME, EndFrames(roles), f"{frames} latents")
     if "image_encoder" not in outline.parts or outline.denoiser.get("image_dim", 0) is None:
         return (latents,)
     shown = f"image embeddings (image_encoder, {outline.parts['image_encoder']})"
-    return (latents, Condition("image_embeds", FIRST_FRAME, Embedded(has_last, layer=-2), shown))
+    return (latents, Condition("image_embeds", FIRST_FRAME, Embedded(roles, layer=-2), shown))
 
 
 def _wan_vace(outline: PipelineOutline) -> tuple[Condition, ...]:
@@ -127,7 +127,6 @@ ROWS: Final[Mapping[str, ConditionRow]] = {
     "HunyuanVideo15ImageToVideoPipeline": ConditionRow("HunyuanVideo15Pipeline", _hunyuan_first),
     "HunyuanVideoImageToVideoPipeline": ConditionRow("HunyuanVideoImageToVideoPipeline", _hunyuan_first),
 }
-"""By the class of the pipeline."""
 
 
 def plain_class(class_name: str) -> str:

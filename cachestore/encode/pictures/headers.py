@@ -33,7 +33,7 @@ _BLOCK: Final = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """A chunk of a PNG or WebP: its four letters, and where it begins, its data begins, and it ends."""
+    """A chunk of a PNG: its four letters, and where it begins, its data begins, and it ends."""
 
     kind: bytes
     start: int
@@ -149,23 +149,17 @@ def _mended_jpeg(data: bytes) -> bytes:
     return b"".join([*kept, data[at:]])
 
 
-def _webp_chunks(data: bytes) -> Iterator[Chunk]:
-    at = 12
-    for _ in range(_MOST_PARTS):
-        kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
-        if len(data) < at + 8 + size or len(kind) < 4:
-            return
-        yield Chunk(kind, at, at + 8, at + 8 + size)
-        at += 8 + size + (size & 1)
-
-
 def _mended_webp(data: bytes) -> bytes:
     """Leave out XMP, EXIF that does not begin as it should, and all that cannot be read behind the picture."""
-    kept = list[bytes]()
-    for chunk in _webp_chunks(data):
-        content = data[chunk.data : chunk.end]
-        if chunk.kind in _WEBP_PIXELS or (chunk.kind == b"EXIF" and content.startswith((b"II*\0", b"MM\0*", b"Exif\0\0"))):
-            kept.append(data[chunk.start : chunk.end] + bytes(len(content) & 1))
+    kept, at = list[bytes](), 12
+    for _ in range(_MOST_PARTS):
+        kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        end = at + 8 + size
+        if len(data) < end or len(kind) < 4:
+            break
+        if kind in _WEBP_PIXELS or (kind == b"EXIF" and data[at + 8 : end].startswith((b"II*\0", b"MM\0*", b"Exif\0\0"))):
+            kept.append(data[at:end] + bytes(size & 1))
+        at = end + (size & 1)
     if kept and kept[0].startswith(b"VP8X") and len(kept[0]) > 8:
         flags = kept[0][8] & ~0x0C | (0x08 if kept[-1].startswith(b"EXIF") else 0)
         kept[0] = kept[0][:8] + bytes([flags]) + kept[0][9:]
@@ -217,7 +211,6 @@ class Boxed(NamedTuple):
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (kind, start, end) of the contents of the boxes between two places."""
     for _ in range(_MOST_PARTS):
         if start + 8 > end:
             return
@@ -232,7 +225,6 @@ def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]
 
 
 def _inside(data: bytes, path: tuple[bytes, ...], start: int, end: int) -> tuple[int, int] | None:
-    """Return where the first box is that this path leads to."""
     for kind, content, last in _boxes(data, start, end):
         if kind == path[0]:
             skipped = content + (4 if kind == b"meta" else 0)

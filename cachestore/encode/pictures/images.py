@@ -32,22 +32,16 @@ from cachestore.encode.pictures.profiles import DAMAGED_EXIF, Conversion, conver
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Picture = Image.Image | Pixels
 """An upright picture in 8-bit RGB as its decoder returned it: Pillow's, or a writable array [height, width, 3]."""
-
 MASK_TRANSFORM = "pillow-box-cover/1"
 """The name of all steps from a mask's bytes to pixels. Raise the number when a rule above changes."""
-
 VIDEO_MASK_TRANSFORM = "pyav-swscale-601-pillow-box/1"
 """The same from a mask's video to pixels."""
-
 AREA_TRANSFORM = "pillow-lanczos-area/1"
 """The same for pictures that keep their aspect ratio (`fit_area`)."""
-
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000")
 """The formats that are opened. EPS and similar ones are left out on purpose, as Pillow would run Ghostscript on them."""
-
 ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")
 """Those of them whose files may be animations."""
-
 _ORIENTATION = 0x0112
 _TURNS: Mapping[int, Callable[[Any], Any]] = {
     2: lambda pixels: pixels[:, ::-1],
@@ -75,10 +69,7 @@ _PLUGIN_FORMATS: Final = {"pillow_heif": ("HEIF",), "pillow_jxl": ("JXL",)}
 
 
 def measure(data: bytes, reading: PixelReading | None = None) -> Size:
-    """Return the (width, height) of a picture, from its header alone: upright, unless it is read as by a trainer that does not turn it.
-
-    Raises EncodeFailed if it cannot be read.
-    """
+    """Return a picture's size by its header: upright, unless it is read as by a trainer that does not turn it. Raises EncodeFailed."""
     if reading is not None and not reading.is_turned:
         return measure_stored(data)
     size = _with_opened(data, lambda image, data: Size(*(reversed(image.size) if _orientation(image, data) >= 5 else image.size)))
@@ -108,10 +99,7 @@ def is_turned(data: bytes) -> bool:
 
 
 def open_upright(data: bytes) -> Image.Image:
-    """Return the picture, upright, in 8-bit sRGB: RGBA with its own alpha if it has one, else RGB. Raises EncodeFailed.
-
-    Transparent pixels have the colours that the file has there.
-    """
+    """Return the picture, upright, in 8-bit sRGB: RGBA, with the file's colours of transparent pixels, or RGB. Raises EncodeFailed."""
 
     def upright(image: Image.Image, data: bytes) -> Image.Image:
         picture, orientation = _layers(image, data), _orientation(image, data)
@@ -188,18 +176,14 @@ def cut_out(picture: Picture, box: tuple[int, int, int, int]) -> Picture:
 
 
 def resize_crop(image: Image.Image, bucket: Size, box: CropBox, resampling: Image.Resampling = Image.Resampling.LANCZOS) -> Pixels:
-    """Scale a picture to cover the bucket by one of Pillow's antialiased filters, and crop it: uint8 [height, width, 3].
-
-    The crop is resampled directly from the source, so that a picture of 1 x 100,000 pixels needs no huge intermediate picture.
-    """
+    """Scale a picture to cover the bucket by a filter of Pillow's, cropped at its source: uint8 [height, width, 3]."""
     return np.array(image.resize(bucket, resampling, box=_box(image, box)))
 
 
 def fit_mask(image: Image.Image, size: Size, box: CropBox, within: tuple[tuple[int, int, int, int], Size] | None = None) -> "Pixels":
     """Crop a mask as its picture is cropped, and shrink it: uint8 [height, width], each pixel the mean of the area that it covers.
 
-    The mask covers the same frame as its picture, at any resolution. If only a part of the picture is used, `within` has its box in pixels
-    and the size of the picture.
+    It has any resolution. If only a part of the picture is used, `within` has its box in pixels, and the picture's size.
     """
     return np.ascontiguousarray(image.convert("L").resize(size, Image.Resampling.BOX, box=_box(image, box, within)))
 
@@ -217,10 +201,7 @@ def _box(
 
 
 def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
-    """Scale a picture to about `area` pixels by Lanczos. It keeps its aspect ratio; its sides become multiples of `step`.
-
-    Rounds as the pipelines of Qwen-Image-Edit do. Raises EncodeFailed if a side would be shorter than `step`.
-    """
+    """Scale a picture by Lanczos to about `area` pixels, with sides rounded as by Qwen-Image-Edit. EncodeFailed if it is too thin."""
     ratio = image.width / image.height
     width = sqrt(area * ratio)
     sides = (round(width / step) * step, round(width / ratio / step) * step)
@@ -235,10 +216,7 @@ _Found = TypeVar("_Found")
 
 
 def _with_opened(data: bytes, use: Callable[[Image.Image, bytes], _Found]) -> _Found:
-    """Return what `use` makes of a picture and its file. If that fails, try once more without metadata that may be damaged.
-
-    Raises EncodeFailed.
-    """
+    """Return what `use` makes of a picture and its file; if that fails, once more without damaged metadata. Raises EncodeFailed."""
     try:
         with _opened(data) as image:
             return use(image, data)
@@ -276,7 +254,6 @@ def _opened(data: bytes) -> Generator[Image.Image]:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return the formats that are opened, with those of the plugins that are installed."""
     Image.init()
     found = list(FORMATS)
     for module in sorted(set(picture_plugins().values())):
@@ -303,10 +280,7 @@ def _orientation(image: Image.Image, data: bytes) -> int:
 
 
 def _decoded(image: Image.Image, data: bytes) -> Picture:
-    """Decode the pixels of a picture: plain three-channel JPEGs by simplejpeg, if installed, which takes 0.6 of the time.
-
-    Pillow decodes everything else, and what simplejpeg refuses.
-    """
+    """Decode pixels: plain three-channel JPEGs by simplejpeg, if installed, in 0.6 of the time; all else by Pillow."""
     decode_jpeg = _fast_decoder()
     if decode_jpeg is not None and image.format == "JPEG" and image.mode == "RGB" and image.info.get("adobe_transform", 1) == 1:
         with suppress(ValueError):
@@ -377,7 +351,8 @@ def _layers(image: Image.Image, data: bytes) -> Picture:
     if picture.has_transparency_data:
         if "transparency" in picture.info:
             picture.info["transparency"] = _key_colour(picture, data)
-        is_opaque = _has_blank_alpha(picture)
+        may_be_blank = picture.format in _OFTEN_BLANK and picture.mode in ("LA", "RGBA")
+        is_opaque = may_be_blank and picture.getchannel("A").getextrema() == (0, 0)
         whole = tiff_without_alpha(data) if is_opaque and picture.format == "TIFF" else None
         return _with_alpha(picture.convert("RGBA"), how, is_opaque=is_opaque) if whole is None else _with_opened(whole, _layers)
     if how.profile is None:
@@ -389,7 +364,6 @@ def _layers(image: Image.Image, data: bytes) -> Picture:
 
 
 def _with_alpha(layers: Image.Image, how: Conversion, *, is_opaque: bool) -> Image.Image:
-    """Convert RGBA to sRGB; to RGB if its alpha says nothing."""
     if how.profile is None or how.space == "RGB":
         made = layers if how.profile is None else in_srgb(layers, how.profile, "RGBA")
         return made.convert("RGB") if is_opaque else made
@@ -419,11 +393,6 @@ def _key_colour(image: Image.Image, data: bytes) -> Any:
         return tuple(level >> 8 for level in given)
     most = 2**depth - 1
     return (given & most) * (255 // most) if image.mode == "L" and depth in (2, 4) else given
-
-
-def _has_blank_alpha(image: Image.Image) -> bool:
-    """Whether the alpha of a decoded picture is zero everywhere because its writer did not set it."""
-    return image.format in _OFTEN_BLANK and image.mode in ("LA", "RGBA") and image.getchannel("A").getextrema() == (0, 0)
 
 
 def on_white(image: Image.Image) -> Image.Image:

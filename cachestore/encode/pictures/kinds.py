@@ -50,10 +50,8 @@ GREY: Final = 128
 """What stands in a clip for pixels that are made anew, as in the example of Wan VACE's pipeline."""
 THRESHOLD: Final = 128
 """A mask counts as white from this level on, as in diffusers' pipelines (0.5)."""
-
 CONDITION_VERSION: Final = 1
 """Raise it when the code makes other tensors from the same settings."""
-
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -61,17 +59,14 @@ class Kind:
     """What is encoded: the picture or clip itself, unless a kind says otherwise."""
 
     name: ClassVar[str] = ""
+    roles: tuple[str, ...] = ()
+    """The roles of the images that columns give it, the one that decides its column first. A mask comes with its picture."""
     mask: ClassVar[Literal["weight", "input", "within"]] = "weight"
     """What a mask is for: the weight of the loss, an input of the denoiser beside this one, or a part of this one."""
     is_split: ClassVar[bool] = False
     """As of `LatentsSetup`."""
     is_first_alone: ClassVar[bool] = False
     """Whether of a clip one frame alone is encoded."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles of the images that columns give it, the one that decides its column first. A mask comes with its picture."""
-        return ()
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """Return the `read` block of its recipe, from that of plain latents."""
@@ -98,9 +93,6 @@ class Kind:
             is_split=self.is_split,
             is_of_pictures=latents.is_of_pictures or self.is_first_alone,
         )
-
-
-# Masked pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +133,6 @@ class Filled(Masked):
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`."""
         return {**latents, "mask_channels": latents["spatial_factor"] ** 2}
-
-
-# Frames of a clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +182,19 @@ class FirstAlone:
 class EndFrames(Kind):
     """Latents of the clip's first frame (and last), and zeros in place of the others."""
 
-    has_last: bool = False
+    roles: tuple[str, ...] = (FIRST_FRAME,)
     name = "ends"
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """As `Kind.roles`."""
-        return (FIRST_FRAME, LAST_FRAME) if self.has_last else (FIRST_FRAME,)
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`. The channels in front, which say what is given, are made when reading."""
-        return {**latents, "stored": "mean", "marks": ["first", "last"] if self.has_last else ["first"]}
+        return {**latents, "stored": "mean", "marks": ["first", "last"][: len(self.roles)]}
 
     def read_files(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Examined[ClipEnds]:
         """Read the video, and the pictures that the sample brings as its ends."""
         clip = read_clip(request, read, resample)
         footage = clip.shot
         last: Sequence[str] = request.get(IMAGES, {}).get(LAST_FRAME, ())
-        ends = [request.get("image"), *([next(iter(last), None)] if self.has_last else [])]
+        ends = [request.get("image"), *([next(iter(last), None)] if LAST_FRAME in self.roles else [])]
         data = [None if reference is None else read(str(reference)) for reference in ends]
         given = [
             None if picture is None else Still(picture, same_part(images.measure(picture), footage.variant), resample) for picture in data
@@ -231,12 +215,8 @@ class First(Kind):
     """Latents of the clip's first frame alone."""
 
     name = "first"
+    roles = (FIRST_FRAME,)
     is_first_alone = True
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """As `Kind.roles`."""
-        return (FIRST_FRAME,)
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`."""
@@ -260,15 +240,11 @@ class Embedded(EndFrames):
     name = "embeds"
 
 
-# What guides a clip
-
-
 @dataclass(frozen=True, slots=True)
 class GuidedClip:
     """What guides a clip: frames of its control, and which of their pixels are made anew. Either may be one picture for all frames.
 
-    Without a control the clip's own frames are used, with grey where the mask is white. Without a mask all pixels are made anew; without
-    both, nothing is known of any.
+    Without a control, the clip's own, grey where the mask is white; without a mask all is made anew; without both nothing is known.
     """
 
     clip: Footage
@@ -306,19 +282,12 @@ class GuidedClip:
 
 
 class Guided(Kind):
-    """Latents of a control video's pixels that stay, of those that are made anew, and the mask that says which.
-
-    In front of them are those of reference pictures.
-    """
+    """Latents of a control video's pixels that stay, of those that are made anew, and the mask; in front those of reference pictures."""
 
     name = "guided"
     mask = "within"
+    roles = (VIDEO, CONTROL, MASK, REFERENCE)
     is_split = True
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """As `Kind.roles`."""
-        return (VIDEO, CONTROL, MASK, REFERENCE)
 
     def read(self, latents: Mapping[str, Json]) -> dict[str, Json]:
         """As `Kind.read`."""
@@ -326,10 +295,7 @@ class Guided(Kind):
         return {**latents, "stored": "mean", "mask_channels": latents["spatial_factor"] ** 2, **twice}
 
     def read_files(self, request: Mapping[str, Json], read: Read, resample: Resample) -> Examined[Shot]:
-        """Read a video, and the control and the mask that the sample brings for it: videos, or one picture for all frames.
-
-        Reference pictures are cut by nothing.
-        """
+        """Read a video, and the control and mask that the sample brings: videos, or one picture for all frames."""
         clip = read_clip(request, read, resample)
         shots, digests = read_beside((CONTROL, MASK), request, clip, read)
         references: list[bytes] = []

@@ -47,7 +47,6 @@ class LatentsEncoder:
         self.recipe = recipe
         self.setup = setup
         self.kind = kind or Kind()
-        """What of a sample's files is encoded."""
         self._fingerprint = recipe.fingerprint
         self._device = device
         self._batch_size: int | Literal["auto"] = batch_size
@@ -137,10 +136,6 @@ class LatentsEncoder:
             return self._vae.submit(batch)
         with self._budget.spending(len(batch)):
             return self._vae.submit(batch, partial(self._budget.took, len(batch), prod(batch[0][1].shape[:-1])))
-
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode as `submit`, and wait for the result."""
-        return self.submit(batch)()
 
     def close(self) -> None:
         """Release the VAE's memory."""

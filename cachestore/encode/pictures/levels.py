@@ -13,9 +13,9 @@ from PIL import Image, ImageChops
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.encode.pictures import images
+from cachestore.encode.pictures.profiles import is_sixteen_bit
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
 SLACK: Final = 16
 """By so many levels the luminance of a mask with alpha may vary, and in a video also an alpha: lossy codecs do not keep a constant."""
 MOST_COLOUR: Final = 64
@@ -94,7 +94,7 @@ class Levels:
 def read_levels(data: bytes) -> Levels:
     """Decode a mask. Raises EncodeFailed if it is damaged, or cannot be read as one."""
     stored = images.decode_as_stored(data)
-    if _is_sixteen_bit(stored):
+    if is_sixteen_bit(stored):
         levels = np.asarray(stored).astype(np.uint32)
         _refuse_units(int(levels.max(initial=0)), _SIXTEEN_BIT)
         return Levels(Image.fromarray(((levels * 255 + _SIXTEEN_BIT // 2) // _SIXTEEN_BIT).astype(np.uint8)))
@@ -116,7 +116,7 @@ def read_alpha(data: bytes) -> Levels:
 
 def _alpha_of(stored: Image.Image) -> Image.Image | None:
     """Return the alpha of a picture; None without, and of 16 bits, where a transparent level counts for nothing, as in pictures."""
-    return stored.convert("RGBA").getchannel("A") if stored.has_transparency_data and not _is_sixteen_bit(stored) else None
+    return stored.convert("RGBA").getchannel("A") if stored.has_transparency_data and not is_sixteen_bit(stored) else None
 
 
 def _colours_of(stored: Image.Image) -> Image.Image:
@@ -125,10 +125,6 @@ def _colours_of(stored: Image.Image) -> Image.Image:
     if stored.mode in ("I", "F"):
         raise EncodeFailed(f"masks of mode {stored.mode!r} (32 bits a pixel) have no defined brightness: save it with 8 or 16 bits a pixel")
     return stored.convert("L") if stored.mode == "1" else stored.convert("RGBA" if stored.has_transparency_data else "RGB").convert("RGB")
-
-
-def _is_sixteen_bit(stored: Image.Image) -> bool:
-    return stored.mode.startswith("I;16") or (stored.mode == "I" and stored.format in ("PNG", "PPM"))
 
 
 def _refuse_units(high: int, whole: int) -> None:

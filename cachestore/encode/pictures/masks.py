@@ -13,11 +13,10 @@ from cachestore.encode.pictures import images
 from cachestore.encode.pictures.buckets import Size
 from cachestore.encode.pictures.kinds import THRESHOLD
 from cachestore.encode.pictures.latents import LatentsEncoder
-from cachestore.encode.pictures.shots import Footage, Pixels, Still, read_mask
+from cachestore.encode.pictures.shots import Footage, Still, read_mask
 
 VERSION = 1
 """Raise it when the code makes other values from the same settings."""
-
 BATCH = 64
 
 
@@ -83,16 +82,13 @@ class MaskEncoder:
         if is_sampled:
             made = (made >= THRESHOLD)[:, :: self._factor, :: self._factor].astype(np.uint8) * 255
         if frames:
-            made = self._in_latent_frames(np.broadcast_to(made, (*frames, *made.shape[1:])))[None]
+            # the mean of the frames that each latent frame is made of: the first alone, then `temporal_factor` at a time
+            each, greys = self._temporal_factor, np.broadcast_to(made, (*frames, *made.shape[1:]))
+            sums = greys[1:].reshape(-1, each, *greys.shape[1:]).sum(axis=1, dtype=np.uint32)
+            made = np.concatenate([greys[:1], ((sums + each // 2) // each).astype(np.uint8)])[None]
         weight = NOTHING if not made.any() else EVERYTHING if made.min(initial=255) == 255 else SOME
         facts: dict[str, Json] = {"weight": [weight], **({"coloured": [1]} if has_colours else {})}
         return Prepared(np.ascontiguousarray(made), bucket, facts, prod(made.shape))
-
-    def _in_latent_frames(self, greys: Pixels) -> Pixels:
-        """Return the mean of the frames that each latent frame is made of: the first alone, then `temporal_factor` at a time."""
-        each = self._temporal_factor
-        sums = greys[1:].reshape(-1, each, *greys.shape[1:]).sum(axis=1, dtype=np.uint32)
-        return np.concatenate([greys[:1], ((sums + each // 2) // each).astype(np.uint8)])
 
     def _latents_size(self, bucket: Size) -> Size:
         return Size(bucket.width // self._factor, bucket.height // self._factor)

@@ -38,7 +38,6 @@ class Conversion:
     profile: bytes | None = None
     """None if it is taken as sRGB."""
     space: str = ""
-    """The profile's own colours: GRAY, RGB or CMYK."""
     is_exact: bool = False
     """Whether grey of 8 bits is converted without lcms's table, which is the usual way of an embedded profile."""
 
@@ -60,7 +59,6 @@ def conversion_of(image: Image.Image, data: bytes) -> Conversion:
 
 
 def _described_by(image: Image.Image, data: bytes) -> bytes | None:
-    """Return the profile that describes a picture's colours, its own or one made of what its file says; None for sRGB."""
     embedded = image.info.get("icc_profile")
     embedded = embedded if isinstance(embedded, bytes) and embedded else None
     if image.format == "PNG":

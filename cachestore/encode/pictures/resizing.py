@@ -22,7 +22,6 @@ _FILTERS: Final[dict[Resample, Image.Resampling]] = {
     "cv2-linear": Image.Resampling.BILINEAR,
 }
 """Pillow's filters; Lanczos for all others."""
-
 _MOST_CROPPED: Final = 2
 """If a scaled picture had more than this many times the pixels of its bucket, Pillow resizes it, which computes only the crop. In a bucket
 of 256 x 2048, a picture of 1 x 100,000 pixels would be scaled to 6.6 billion."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from cachestore.encode.pictures import video_masks
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
 HEAD_BYTES: Final = 200
 """How many bytes `is_video` needs."""
 _PICTURE_BRANDS: Final = (b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
@@ -339,10 +338,7 @@ def read_beside(
 
 
 def read_content(reference: str, read: Read, *, may_be_animated: bool = False) -> tuple[bytes, str]:
-    """Return the bytes of a picture, but none of a video, which may have gigabytes; and the file's digest.
-
-    An animation is a video if `may_be_animated`, else its first frame is a picture.
-    """
+    """Return the bytes of a picture, none of a video, and the digest. An animation is a video only if `may_be_animated`."""
     with read.open(reference) as file:
         head = file.read(HEAD_BYTES)
         file.seek(0)

@@ -26,7 +26,6 @@ from cachestore.encode.pictures.kinds import COVERED, GIVEN, IN_FRONT, THRESHOLD
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """[B, H, W, 3], or [H, W, 3] of a single picture; for videos [B, F, H, W, 3] or [F, H, W, 3]."""
 Pictures = Sequence[tuple[Key, Pixels]]
-
 CPU_PIXELS, CPU_MOST = 64 * 64 * 16, 16
 """Pixels and pictures of a batch on a CPU. Larger ones help only tiny pictures (1.6x at 64 x 64); at 256 x 256 they exceed the cache."""
 GPU_BYTES_PER_PIXEL, GPU_MOST = 2_800, 32
@@ -35,14 +34,11 @@ GPU_FRACTION = 0.6
 """The part of a GPU's free memory that the largest batch may take by that estimate."""
 FIRST_DIVISOR = 8
 """On a GPU the first batch is the largest one divided by this. The size doubles while that is faster."""
-
 _COLOURS = 3
 _OF_VIDEO = 4
 """The number of dimensions of one clip's pixels, and of a batch of pictures."""
-
 PROBE_SIDE = 64
 """The shortest side of the pictures with which a VAE is probed. They have at least four latent patches a side."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -61,8 +57,7 @@ class Vae:
     def __init__(self, setup: LatentsSetup, device: torch.device, *, compiles: bool = False) -> None:
         """Load the VAE onto the device, and probe it with a batch of two.
 
-        With `compiles` its encoder goes through `torch.compile` for shapes for which that saves time. A smaller last batch of such a shape
-        is filled up to the same size.
+        With `compiles` its encoder is compiled for shapes for which that saves time; a smaller last batch is filled up to their size.
         """
         keep_number()  # meanwhile the threads that prepare pictures change what a new thread gets
         self._vae = load_module(setup.components["vae"], setup.dtype, device)
@@ -102,20 +97,17 @@ class Vae:
         # clips of one shape may still have different numbers of reference pictures
         is_mixed = self._setup.is_split and len({_in_front(pixels) for _key, pixels in batch}) > 1
         together = [[pair] for pair in batch] if self.is_single or is_mixed else [batch]
-        began = time.perf_counter()
-        begun = self._transfer.begin(
-            self._encoded([key for key, _ in pairs], self._transfer.stacked([pixels for _, pixels in pairs])) for pairs in together
-        )
-        here, ran = time.perf_counter() - began, self._compiled.ran if self._compiled is not None else None
 
-        def finish() -> Entries:
-            entries, seconds = begun()
+        def note(seconds: float) -> None:
             took(seconds)
             if ran is not None:  # compiling runs on the CPU
                 ran(max(here, seconds))
-            return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
 
-        return finish
+        began = time.perf_counter()
+        parts = (self._encoded([key for key, _ in pairs], self._transfer.stacked([pixels for _, pixels in pairs])) for pairs in together)
+        begun = self._transfer.begin([key for key, _ in batch], parts, note)
+        here, ran = time.perf_counter() - began, self._compiled.ran if self._compiled is not None else None
+        return begun
 
     def _encoded(self, keys: Sequence[Key], pixels: Tensor) -> "Callable[[], list[Made]]":
         with torch.inference_mode():
@@ -233,8 +225,7 @@ def _in_front(pixels: Any) -> int:
 def to_range(pixels: Tensor, given: int = GIVEN, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Convert uint8 [B, ..., H, W, 3] to float32 [B, 3, ..., H, W] in -1..1, by the same operations as diffusers' training scripts.
 
-    A fourth channel says which pixels count: those that have `given` there. All others become 0. With `channels_last`, as pixels are,
-    nothing is turned in memory.
+    Where a fourth channel is not `given`, it becomes 0. With `channels_last`, as pixels are, nothing is turned in memory.
     """
     made = pixels[..., :_COLOURS].movedim(-1, 1).contiguous(memory_format=memory_format).float().div_(255).sub_(0.5).div_(0.5)
     return made if pixels.shape[-1] == _COLOURS else made.mul_(pixels[..., _COLOURS:].movedim(-1, 1) == given)

@@ -27,7 +27,6 @@ class Variant:
     box: CropBox
     """How the picture, or its part `within`, is scaled and cropped."""
     is_flipped: bool
-    """Whether the crop is mirrored, left to right."""
     crop_number: int | None
     """The number of the drawn crop; None if it was not drawn."""
     within: Box | None = None
@@ -141,8 +140,11 @@ def variant_of(request: Mapping[str, Json], size: Size, digest: str) -> Variant:
     """Return the variant that is asked for. A drawn crop depends on `digest`. Raises as `fit_box` and `within_of`."""
     within = within_of(request, size)
     part = _part(size, within)
-    crop_number = int(request["variant"]) if request.get("crop") == RANDOM else None
-    at = None if crop_number is None else _draw(int(request["seed"]), digest, crop_number)
+    crop_number, at = None, None
+    if request.get("crop") == RANDOM:  # drawn in [0, 1), whatever the bucket: a variant shows the same part at every resolution
+        crop_number = int(request["variant"])
+        drawn = digest_parts("cachestore-crop", str(int(request["seed"])), digest, str(crop_number))
+        at = Fraction(int.from_bytes(drawn[:8], "little"), 1 << 64)
     bucket, box = _fitted(request, part, at)
     return Variant(size, bucket, box, bool(request.get("flip", False)), crop_number, within)
 
@@ -159,9 +161,3 @@ def same_part(size: Size, variant: Variant) -> Variant:
     box = own.box if variant.is_centred or at is None else crop_box(size, variant.bucket, at)
     box = variant.box if size == variant.size and variant.within is None else box
     return replace(own, box=box, is_flipped=variant.is_flipped, crop_number=variant.crop_number)
-
-
-def _draw(seed: int, digest: str, crop_number: int) -> Fraction:
-    """Draw the position of a crop, in [0, 1). It does not depend on the bucket: a variant shows the same part at every resolution."""
-    drawn = digest_parts("cachestore-crop", str(seed), digest, str(crop_number))
-    return Fraction(int.from_bytes(drawn[:8], "little"), 1 << 64)

@@ -25,10 +25,9 @@ class MaskFrames(NamedTuple):
 
 
 def take_masks(file: BinaryIO, times: Sequence[int], shrink: Shrink, *, is_own_alpha: bool = False) -> MaskFrames:
-    """Return the levels of a mask (`levels`) in the frames that are shown at these times, each cut and scaled by `shrink`.
+    """Return a mask's levels in the frames that are shown at these times, each cut and scaled by `shrink`. Raises EncodeFailed.
 
-    All frames are read alike. With `is_own_alpha` the mask is the video's alpha, white everywhere if it does not vary. Raises EncodeFailed
-    as `take`, and for a video that cannot be read as a mask.
+    All are read alike. With `is_own_alpha` the mask is the video's alpha, white everywhere if it does not vary.
     """
     extremes = Extremes()
     by_colour, by_alpha = list[images.Pixels](), list[images.Pixels]()

@@ -20,7 +20,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from os import SEEK_END
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 import av
 import numpy as np
@@ -40,15 +40,10 @@ from cachestore.encode.pictures.clips import Timeline
 from cachestore.encode.pictures.images import Picture
 from cachestore.encode.pictures.resizing import fit, size_of
 
-if TYPE_CHECKING:
-    from av.packet import Packet
-
 Frames = np.ndarray[Any, np.dtype[np.uint8]]
 """[F, H, W, 3]."""
-
 FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,ivf,gif,apng"
 """FFmpeg's demuxers that may open a file. Playlists (hls, concat, dash) and devices are left out on purpose."""
-
 _HEAD_BYTES: Final = 4096
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _BUFFER_BYTES: Final = 1 << 17
@@ -163,8 +158,7 @@ def _promised_bytes(file: BinaryIO, stream: VideoStream) -> int:
 def take(file: BinaryIO, times: Sequence[int], bucket: Size, box: CropBox, resample: Resample = DEFAULT) -> Frames:
     """Return the frames that are shown at these times, scaled and cropped like a picture: uint8 [F, height, width, 3].
 
-    `times` must rise; a time may occur several times. All frames from the last key frame before the first time on are decoded. Raises
-    EncodeFailed if a needed frame cannot be decoded, or if the size of frames changes.
+    `times` must rise; one may occur several times. EncodeFailed if a needed frame cannot be decoded, or if their size changes.
     """
     made, at = np.empty((len(times), bucket.height, bucket.width, 3), np.uint8), 0
     for picture, uses in shown_at(file, times):
@@ -249,10 +243,7 @@ def _opened(file: BinaryIO) -> Generator[InputContainer]:
 
 
 def reading_tags(version: str = av.__version__) -> dict[str, Any]:
-    """Return the arguments of `av.open` in this version of PyAV with which it reads tags that are not UTF-8.
-
-    From 19 on it reads them by itself, and refuses the argument.
-    """
+    """Return the arguments with which `av.open` reads tags that are not UTF-8. From 19 on it does so by itself, and refuses them."""
     return {"metadata_errors": "replace"} if int(version.partition(".")[0]) < 19 else {}
 
 
@@ -278,7 +269,11 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
     """Return the times of all frames, from their packets. Raises EncodeFailed if there are none, or if the file ends early."""
     shown: list[tuple[int, int]] = []
     count, until = 0, Fraction(0)
-    for packet in _packets(container):
+    for packet in container.demux():
+        if packet.is_corrupt:
+            raise EncodeFailed(f"the file ends early, or a part of it is damaged: {_MEND}")
+        if packet.size <= 0:
+            continue
         time, length = packet.pts if packet.pts is not None else packet.dts, packet.duration or 0
         until = until if time is None else max(until, (time + length) * Fraction(packet.time_base))
         if packet.stream_index == stream.index:
@@ -297,14 +292,6 @@ def _timeline(container: InputContainer, stream: VideoStream) -> Timeline:
     if length <= 0 and len(times) > 1:
         length = int(times[-1] - times[-2])
     return Timeline(times, last + max(0, length), stream.time_base or Fraction(1, av.time_base))
-
-
-def _packets(container: InputContainer) -> "Iterator[Packet[Any]]":
-    for packet in container.demux():
-        if packet.is_corrupt:
-            raise EncodeFailed(f"the file ends early, or a part of it is damaged: {_MEND}")
-        if packet.size > 0:
-            yield packet
 
 
 def _checked_time(time: int | None) -> int:
@@ -358,7 +345,6 @@ def _decoded_by(container: InputContainer, stream: VideoStream, name: str) -> It
 
 
 def _upright(frame: VideoFrame) -> Picture:
-    """Convert a frame to upright 8-bit RGB, or to RGBA if it has an alpha. Its pixels may still not be square."""
     has_alpha = any(component.is_alpha for component in frame.format.components)
     converted = VideoReformatter().reformat(frame, format="rgba" if has_alpha else "rgb24", interpolation=_SCALING, threads=1)
     pixels, turn = cast("images.Pixels", converted.to_ndarray()), _turn_of(frame)

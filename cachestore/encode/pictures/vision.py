@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from cachestore.encode.batching.outputs import Entries
 
 _log = logging.getLogger(__name__)
-
 Batch = Sequence[tuple[Key, Any]]
-
 BATCH: Final = 32
 """How many prepared pictures, of 224 x 224 pixels, wait for a batch and go into one."""
 _PATCH: Final = 14
@@ -103,10 +101,6 @@ class VisionEncoder:
 
             self._model = VisionModel(self.setup, modules.choose_device(self._device))
         return self._model.submit(batch)
-
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode as `submit`, and wait for the result."""
-        return self.submit(batch)()
 
     def close(self) -> None:
         """Release the model's memory."""

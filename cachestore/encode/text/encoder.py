@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 
 CAPTION_IN_META = 512
 """Captions up to this many characters are also stored in the entry's JSON value."""
-
-
 LAYERS_ARG = "text_encoder_out_layers"
 """The argument with the layers whose rows FLUX.2 concatenates."""
-
 WINDOW = 2_048
 """How many captions may wait for their batches."""
-
 PICTURE_WINDOW = 16
 """The same for captions with decoded pictures, of 3 MB per megapixel."""
-
 PATCH, MERGED = 14, 2
 """The side of a patch in pixels, and the side of a token's area in patches, if a processor's settings do not say them."""
-
 ALONE = "alone"
 """Marks the group of captions that are encoded in a batch of their own."""
 
@@ -100,7 +94,6 @@ class TextEncoder:
         return self._index_of(self.setup.family.tokenizer)
 
     def _index_of(self, tokenizer: str) -> int:
-        """The index of the text encoder of a tokenizer; 0 for a tokenizer of another name."""
         encoder, encoders = tokenizer.replace("tokenizer", "text_encoder"), self.setup.family.encoders
         return encoders.index(encoder) if encoder in encoders else 0
 
@@ -198,10 +191,6 @@ class TextEncoder:
             self.found_bytes = self._modules.found_bytes
         with nullcontext() if self._budget is None else self._budget.spending(len(batch)):
             return self._modules.submit(batch, partial(self._took, batch))
-
-    def encode(self, batch: Sequence[tuple[Key, Any]]) -> Mapping[Key, Mapping[str, Any]]:
-        """Encode as `submit`, and wait for the result."""
-        return self.submit(batch)()
 
     def _took(self, batch: Sequence[tuple[Key, Any]], seconds: float) -> None:
         if self._budget is None:

@@ -22,7 +22,7 @@ from cachestore.encode.batching.outputs import Entries, Made, difference, fetch,
 from cachestore.encode.batching.transfer import Took, Transfer, each, ignore
 from cachestore.encode.batching.unit import Result
 from cachestore.encode.families.lookup import form_names
-from cachestore.encode.families.row import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
+from cachestore.encode.families.row import CONNECTORS, DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, SKIP_ARG, ZERO_ROWS, TextFamily
 from cachestore.encode.models.folders import Component
 from cachestore.encode.models.modules import (
     DTYPES,
@@ -54,16 +54,12 @@ Batch = Sequence[tuple[Key, Payload]]
 Call = Callable[[Sequence[Any]], Mapping[str, Any]]
 """Makes outputs from payloads, under the family's names: batched tensors, lists of tensors, or None for a mask of all ones."""
 Entry = Made
-
 _REAL = " real "
 """Before an output's name: its rows that are not padding."""
-
 CPU_TOKENS, GPU_TOKENS = 2_048, 65_536
 """How many tokens, with padding, a batch has on a CPU, and at most on a GPU."""
-
 PROBES = ("", "a cat", 'a photograph of a red car in front of a blue house with a "SIGN", highly detailed')
 """Captions to probe with: empty, short, and long with quoted text, for which HunyuanVideo 1.5 has a second encoder."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -76,10 +72,7 @@ class TextModules:
     """The loaded modules of a text encoder. Use it from one thread."""
 
     def __init__(self, setup: TextSetup, device: torch.device, memories: Mapping[str, TokenMemory]) -> None:
-        """Load the modules onto the device, and probe the pipeline. Raises BadInput if it cannot be used at all.
-
-        `memories` have, by the name of a tokenizer, the tokens of captions that it read before.
-        """
+        """Load and probe the pipeline. `memories` have tokens that were read before, by tokenizer. BadInput if it is of no use."""
         parts = {name: load_part(component, setup, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
@@ -132,14 +125,8 @@ class TextModules:
 
     def _begin(self, batch: Batch, took: Took = ignore) -> "Callable[[], Entries]":
         together = [[pair] for pair in batch] if self.is_single else [batch]
-        begun = self._transfer.begin(self._submitted([payload for _, payload in pairs]) for pairs in together)
-
-        def finish() -> Entries:
-            entries, seconds = begun()
-            took(seconds)
-            return {key: entry for (key, _), entry in zip(batch, entries, strict=True)}
-
-        return finish
+        parts = (self._submitted([payload for _, payload in pairs]) for pairs in together)
+        return self._transfer.begin([key for key, _ in batch], parts, took)
 
     def _submitted(self, payloads: Sequence[Payload]) -> "Callable[[], list[Entry]]":
         length = max((payload.length for payload in payloads if isinstance(payload, Padded)), default=self._setup.max_tokens)
@@ -339,7 +326,7 @@ def _pipeline_call(pipeline: Foreign, setup: TextSetup, device: torch.device) ->
         with nullcontext() if args.get(SKIP_ARG) is None else clip_as_it_was(pipeline):
             # a new list, as Z-Image writes its chat template into it; a second call would apply it twice
             named = _named(setup.family, pipeline.encode_prompt(prompt=[caption_at(one, 0) for one in captions], **arguments))
-        return named if setup.family.projection is None else _projected(getattr(pipeline, setup.family.projection), named)
+        return _projected(pipeline.connectors, named) if CONNECTORS in setup.family.components else named
 
     return call
 
@@ -421,7 +408,6 @@ def _named(family: TextFamily, returned: Foreign) -> dict[str, Any]:
 
 
 def _parts_call(parts: Mapping[str, Foreign], setup: TextSetup, device: torch.device) -> Call:
-    """Return a call of some of a pipeline's text encoders, each used as in `encode_prompt`."""
     skip = setup.args.get(SKIP_ARG) or 0
 
     def call(captions: Sequence[Caption]) -> dict[str, Any]:

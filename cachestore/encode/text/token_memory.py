@@ -107,7 +107,6 @@ def is_plain(text: Any, options: Mapping[str, Any]) -> bool:
 
 
 def _answer(tokenizer: Any, call: Callable[..., Any], texts: list[str], options: Mapping[str, Any]) -> Any:
-    """Return what the tokenizer would return; None if that is not known."""
     memory: TokenMemory = tokenizer.cachestore_memory
     unknown = [text for text in dict.fromkeys(texts) if memory.get(text) is None]
     if unknown:

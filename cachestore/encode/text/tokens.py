@@ -24,10 +24,7 @@ class Rewriter:
     """Counts tokens of captions as a family's pipeline rewrites them. Use it from one thread at a time."""
 
     def __init__(self, setup: TextSetup, memory: TokenMemory | None = None) -> None:
-        """Load the tokenizer and build the pipeline around it. Raises BadInput if that is not possible.
-
-        Tokens are put into `memory`, for the pipeline that encodes.
-        """
+        """Load the tokenizer and build the pipeline around it. Tokens are put into `memory`, for the one that encodes. Raises BadInput."""
         family = setup.family
         if family.pipeline is None:
             raise BadInput("a text encoder that stands alone rewrites no caption")
@@ -43,10 +40,7 @@ class Rewriter:
         """How many tokens in front of each caption are encoded and then dropped; 0 until a caption was counted."""
 
     def count(self, caption: str | WithPictures) -> int:
-        """Return how many rows a caption makes if it is not cut, with those rows of its template and pictures that are kept.
-
-        Raises the tokenizer's own error if it refuses the text.
-        """
+        """Return how many rows a caption makes if it is not cut, with those kept of its template. Raises the tokenizer's own error."""
         arguments = self._arguments | (picture_arguments(self._family, caption) if isinstance(caption, WithPictures) else {})
         try:
             self._encode_prompt(prompt=[caption.caption if isinstance(caption, WithPictures) else caption], **arguments)

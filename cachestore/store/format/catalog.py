@@ -21,10 +21,8 @@ from cachestore.files.table import Table, check_table, never_falls, offsets_of, 
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
-
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
-
 FACTS: Final[Mapping[str, int]] = {
     "size": 2,
     "bucket": 3,
@@ -189,10 +187,9 @@ def read_stray(path: Path) -> Catalog:
 
 
 def open_catalog(path: Path, *, generation: int, digest: str) -> Catalog:
-    """Open a catalog that another process read and checked; `digest` comes from there. Rows are read when they are used.
+    """Open a catalog that another process read and checked, and whose `digest` it has. Raises as `read_catalog`.
 
-    Takes next to no memory, however many rows there are. Raises as `read_catalog`, and FormatError for another catalog. Reading a row later
-    raises FormatError if the file was cut short meanwhile.
+    Rows are read when they are used, and take no memory; that raises FormatError if the file was cut short meanwhile.
     """
     catalog = _parse(open_table(path, FORMAT, VERSION), path)
     _check_home(catalog, path, generation)

@@ -67,10 +67,8 @@ class Specs(tuple[TensorSpec, ...]):  # noqa: SLOT001 - slots could not keep wha
 
 _Given = tuple[str, str, tuple[int, ...], int]
 """Name, dtype, shape and bytes of a tensor."""
-
 _LAYOUTS: Final = 4096
 """How many `Specs` are kept for further entries. A store has one for each shape, not for each entry."""
-
 _TENSOR_HEADER_BYTES: Final = 160
 """Most header bytes of one tensor without its name, and of the row and the filler of an entry without its JSON value."""
 
@@ -87,20 +85,23 @@ class Entry(NamedTuple):
 
 
 def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Json]) -> Entry:
-    """Order an entry's tensors and compute its checksum.
+    """Order an entry's tensors and compute its checksum. It may have no tensors, only its JSON value, which is copied.
 
-    Raises BadInput for a bad name, dtype or length, or for a value that is not JSON. An entry may have no tensors, only its JSON value.
-    The value is copied; the tensors' bytes are not.
+    Raises BadInput for a bad name, dtype or length, or for a value that is not JSON.
     """
     text = text_of(meta)
     given: list[_Given] = []
     buffers: list[Buffer] = []
-    for name, (dtype, shape, buffer) in sorted(tensors.items(), key=_by_width) if len(tensors) > 1 else tensors.items():
+    for name, (dtype, shape, buffer) in sorted(tensors.items(), key=_width_and_name) if len(tensors) > 1 else tensors.items():
         given.append((name, dtype, shape, len(buffer)))
         buffers.append(buffer)
     specs = _specs_of_given(tuple(given))
     if specs is None:
-        raise next(_bad_tensor(key, *one) for one in given if _specs_of_given((one,)) is None)
+        name, dtype, shape, size = next(tensor for tensor in given if _specs_of_given((tensor,)) is None)
+        if not _is_name(name):
+            raise BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
+        wanted = "its dtype, shape and bytes must agree, with at most 16 dimensions"
+        raise BadInput(f"tensor {name!r} of entry {key} cannot be {dtype} {list(shape)} of {size} bytes: {wanted}")
     return Entry(key, specs, tuple(buffers), text, checksum_of(key, specs, buffers))
 
 
@@ -109,7 +110,7 @@ def text_of(meta: Mapping[str, Json]) -> str:
     return canonical_text(dict(meta)) if meta else EMPTY
 
 
-def _by_width(named: tuple[str, RawTensor]) -> tuple[int, str]:
+def _width_and_name(named: tuple[str, RawTensor]) -> tuple[int, str]:
     return -DTYPE_BYTES.get(named[1][0], 0), named[0]
 
 
@@ -123,19 +124,10 @@ def specs_of(specs: "tuple[TensorSpec, ...]") -> Specs:
 def _specs_of_given(given: "tuple[_Given, ...]") -> Specs | None:
     """As `specs_of`, but None if one of the tensors cannot be stored."""
     specs = specs_of(tuple(TensorSpec(name, dtype, shape) for name, dtype, shape, _size in given))
-    sizes = (size for _name, _dtype, _shape, size in given)
-    return specs if all(_is_sound(spec) and spec.size_bytes == size for spec, size in zip(specs, sizes, strict=True)) else None
-
-
-def _is_sound(spec: TensorSpec) -> bool:
-    return _is_name(spec.name) and spec.dtype in DTYPE_BYTES and is_shape(spec.shape)
-
-
-def _bad_tensor(key: Key, name: str, dtype: str, shape: Sequence[int], size: int) -> BadInput:
-    if not _is_name(name):
-        return BadInput(f"a tensor's name has 1 to 128 printable characters and no '/'; {name!r} in entry {key} does not")
-    wanted = "its dtype, shape and bytes must agree, with at most 16 dimensions"
-    return BadInput(f"tensor {name!r} of entry {key} cannot be {dtype} {list(shape)} of {size} bytes: {wanted}")
+    for spec, (_name, _dtype, _shape, size) in zip(specs, given, strict=True):
+        if not (_is_name(spec.name) and spec.dtype in DTYPE_BYTES and is_shape(spec.shape) and spec.size_bytes == size):
+            return None
+    return specs
 
 
 def _is_name(name: str) -> bool:

@@ -9,7 +9,6 @@ from cachestore.core.keys import Json
 from cachestore.files.opening import reason_of
 
 Read = TypeVar("Read")
-
 Kind = Literal[
     "corrupt-segment",
     "corrupt-entry",
@@ -46,7 +45,6 @@ class Finding:
     path: str
     """Relative to the store."""
     what: str
-    """What is wrong."""
     advice: str = ""
     """What to do about it; empty if nothing is to be done."""
     key: str | None = None

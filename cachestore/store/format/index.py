@@ -53,7 +53,6 @@ _WALKED: Final = 1024
 _SPARE_BYTES: Final = 64 * 1024 * 1024
 _OLD_ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 """py-lmdb 3 has two engines with incompatible files; lmdb 1 and 2 can read those of the older one."""
-
 NewEntry = tuple[Key, str, int, int, Specs, bytes]
 """(key, segment digest, ordinal, offset, specs, checksum) of an entry to add to an index."""
 
@@ -82,27 +81,18 @@ def check(layout: Layout, name: IndexName) -> Verdict:
     path = layout.index(name)
     with opened(path) as (descriptor, status):
         identity = FileIdentity.of(status)
-        is_too_long = status.st_size > _longest(descriptor)
-    if is_too_long or digest_file(path) != name.digest:
+        start = read_at(descriptor, _META.size, 0)
+    longest = math.inf  # by the LMDB header, if it has this machine's word size and byte order: no terabyte of zeros behind it is digested
+    if struct.calcsize("P") == _META_WORD and len(start) == _META.size:
+        magic, map_bytes = _META.unpack(start)
+        longest = map_bytes if magic == _MAGIC else math.inf
+    if identity.size > longest or digest_file(path) != name.digest:
         raise FormatError(f"the index {path} does not match the digest in its name; run {layout.command('repair')} to rebuild it")
     return Verdict(name, identity)
 
 
-def _longest(descriptor: int) -> float:
-    """How many bytes an index may have, by its LMDB header. So no terabyte of zeros behind it is digested.
-
-    Infinite if the header is not one of this machine's word size and byte order.
-    """
-    raw = read_at(descriptor, _META.size, 0)
-    if struct.calcsize("P") != _META_WORD or len(raw) < _META.size:
-        return math.inf
-    magic, map_bytes = _META.unpack(raw)
-    return map_bytes if magic == _MAGIC else math.inf
-
-
 _UNREADABLE: Final = (lmdb.Error, ValueError, TypeError, KeyError, struct.error)
 """What reading a damaged index may raise."""
-
 _STRANGE: Final = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.NotFoundError, ValueError, TypeError, KeyError, struct.error)
 """What only the file's bytes can cause, so that trying again is useless. Failing to open the file is not among these."""
 
@@ -127,7 +117,10 @@ class Index:
         self._tables: dict[bytes, Any] = {}
         self._layouts: dict[int, Specs] = {}
         try:
-            self.segments: Mapping[int, SegmentRef] = self._read_segments()
+            with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:
+                self.segments: Mapping[int, SegmentRef] = {
+                    _NUMBER.unpack(bytes(number))[0]: SegmentRef(*json.loads(bytes(value))) for number, value in cursor
+                }
         except FormatError:
             self.close()
             raise
@@ -163,14 +156,6 @@ class Index:
         kind = NoIndex if isinstance(error, _STRANGE) else FormatError
         return kind(f"{self._path} is not an index that can be read ({error}); run {to_repair(self._path)} to rebuild it")
 
-    def _read_segments(self) -> dict[int, SegmentRef]:
-        with self._reading() as (transaction, tables), transaction.cursor(db=tables[b"segments"]) as cursor:
-            found = ((number, json.loads(bytes(value))) for number, value in cursor)
-            return {
-                _NUMBER.unpack(bytes(number))[0]: SegmentRef(digest, size, entries, origin)
-                for number, (digest, size, entries, origin) in found
-            }
-
     def find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """The locations of each key, in the order of `keys`; an empty list for a key that the index lacks."""
         try:  # as `_reading`, without its generator, which takes a third of the time
@@ -191,7 +176,10 @@ class Index:
             if None in values:
                 return None
             if len(values) == 1:  # one key: the way below would cost twice as much
-                return self._located(*unpack_first(values[0]))
+                number, ordinal, offset, layout, checksum = unpack_first(values[0])
+                if layout not in self._layouts:
+                    self._read_layouts([layout])
+                return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
             if not values:
                 return Located.of(())
             numbers, ordinals, offsets, layouts, checksums = zip(*unpack_firsts(values), strict=True)
@@ -201,11 +189,6 @@ class Index:
             return Located(tuple([refs[n] for n in numbers]), ordinals, offsets, tuple([known[n] for n in layouts]), checksums)
         except _UNREADABLE as error:
             raise self._complaint(error) from error
-
-    def _located(self, number: int, ordinal: int, offset: int, layout: int, checksum: bytes) -> Located:
-        if layout not in self._layouts:
-            self._read_layouts([layout])
-        return Located((self.segments[number],), (ordinal,), (offset,), (self._layouts[layout],), (checksum,))
 
     def _read_layouts(self, layouts: Iterable[int]) -> None:
         with self._reading() as (transaction, tables):
@@ -235,10 +218,7 @@ class Index:
             return b"".join(cursor.iternext(keys=True, values=False))
 
     def table_digests(self) -> dict[int, bytes]:
-        """By segment number, the `digest_table` of the entries that the index shows there. Segments without entries are left out.
-
-        One walk over the index, about 1 µs for each entry, without keeping any.
-        """
+        """By segment number, the `digest_table` of the entries that the index shows there. One walk, about 1 µs for each entry."""
         states: dict[bytes, Checksum] = {}
         numbers = {number.to_bytes(4, "little"): number for number in self.segments}
         layouts = {number.to_bytes(4, "little"): text for text, number in self.raw_layouts().items()}
@@ -291,10 +271,9 @@ def digest_table(entries: Iterable[StoredEntry]) -> bytes:
 def build(
     layout: Layout, number: int, *, base: Index | None, dropped: frozenset[int], segments: Iterable[SegmentRef], entries: Iterable[NewEntry]
 ) -> tuple[Path, IndexName]:
-    """Write an index: the entries of `base` outside the `dropped` segments, and the new ones.
+    """Write an index: the entries of `base` outside the `dropped` segments, and the new ones. WriteFailed leaves no file.
 
-    It is built on a private path in one transaction, in the order of keys. Returns that path, and the name to publish it under. Raises
-    WriteFailed, and leaves no file then.
+    It is built on a private path in one transaction, in the order of keys. Returns the path, and the name to publish it under.
     """
     temporary = layout.new_temporary()
     before: Mapping[int, SegmentRef] = base.segments if base is not None else {}

@@ -23,16 +23,13 @@ FORMAT: Final = "cachestore-segment"
 VERSION: Final = 1
 ENTRY_LIMIT: Final = 4096
 """Most entries of one segment. Keeps headers small: opening one takes about 1 ms per thousand tensors."""
-
 BLOCK_BYTES: Final = 64 * 1024 * 1024
 """Tensors are copied into blocks of so many bytes. A larger one gets a block of its own.
 
 Most segments fit into one. A thread that hashes them block by block waits for Python's lock after each.
 """
-
 HELD_BYTES: Final = 64 * 1024
 """A smaller tensor is always copied: a chunk of its own costs more."""
-
 _FILLER: Final = "filler"
 
 
@@ -98,20 +95,16 @@ class Blocks:
         """Return a block with room for a tensor of this size. Its bytes are whatever was in it before."""
         if size_bytes > BLOCK_BYTES:
             return memoryview(bytearray(size_bytes + -size_bytes % ALIGNMENT))
-        return self._free.pop() if self._free else _fresh_block()
+        if self._free:
+            return self._free.pop()
+        # Memory that the system gives as it is touched, so a small segment takes little. Not in huge pages: on a virtual machine a pass of
+        # 1 GiB then took 0.7 of the time on tmpfs, but 1.5 times as long on ext4.
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
+        return memoryview(mmap.mmap(-1, BLOCK_BYTES, **flags))
 
     def give_back(self, blocks: Iterable[memoryview]) -> None:
         """Keep blocks that are no longer used. Any thread may call this."""
         self._free += [block for block in blocks if len(block) == BLOCK_BYTES]
-
-
-def _fresh_block() -> memoryview:
-    """Memory that the system gives as it is touched, so a small segment takes little.
-
-    Not in huge pages: on a virtual machine a pass of 1 GiB then took 0.7 of the time on tmpfs, but 1.5 times as long on ext4.
-    """
-    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
-    return memoryview(mmap.mmap(-1, BLOCK_BYTES, **flags))
 
 
 class Built(NamedTuple):
@@ -205,10 +198,7 @@ class SegmentDraft:
             self._begun = self._filled
 
     def build(self, *, origin: str = "", edition: int = 0) -> Built:
-        """Complete the segment. Pass another `edition` for another digest, if the name is taken.
-
-        Raises FormatError if the header is above its limits, a JSON value cannot be parsed back, or a key was added twice.
-        """
+        """Complete the segment; another `edition` gives another digest. FormatError above the limits, or for a key added twice."""
         laid = self._laid.in_order()
         if len(set(laid.keys)) < len(self):
             raise FormatError("a segment holds each key once, but an entry was added twice")
@@ -233,12 +223,6 @@ class SegmentDraft:
         """Give the blocks back, and let go of held buffers. The chunks of a `Built` must not be used afterwards."""
         taken, self._taken, self._chunks = self._taken, [], []
         self.blocks.give_back(taken)
-
-
-def build_segment(entries: Iterable[Entry], *, origin: str = "", edition: int = 0) -> tuple[str, list[Buffer]]:
-    """Lay out a segment; returns (digest, chunks). Raises as `SegmentDraft`."""
-    built = draft_of(entries).build(origin=origin, edition=edition)
-    return built.digest, built.chunks
 
 
 def draft_of(entries: Iterable[Entry]) -> SegmentDraft:
@@ -293,7 +277,12 @@ def read_contents(path: Path, *, is_whole: bool = True) -> SegmentContents:
 
 def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentContents:
     """The entries in a parsed header. Raises FormatError if they do not match the tensors, or if the format is newer."""
-    _check_format(header.metadata.get("format", ""), where)
+    written_as = header.metadata.get("format", "")
+    kind, _, version = written_as.partition("/")
+    if kind != FORMAT or not version.isdecimal():
+        raise damaged(f"{where} is a safetensors file, but not a segment of cachestore", where)
+    if int(version) > VERSION:
+        raise newer(where, written_as, f"{FORMAT}/{VERSION}")
     text = header.metadata.get("entries", "")
     if digest_of([text.encode("utf-8", "surrogatepass")]) != header.metadata.get("entries_checksum"):
         raise damaged(f"the entry table of {where} does not match its checksum", where)
@@ -318,14 +307,6 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
     if not set(specs) <= {*table, _FILLER}:
         raise damaged(f"{where} holds tensors that its entry table does not name", where)
     return SegmentContents(header.metadata.get("origin", ""), entries, file_bytes)
-
-
-def _check_format(found: str, where: Path) -> None:
-    kind, _, version = found.partition("/")
-    if kind != FORMAT or not version.isdecimal():
-        raise damaged(f"{where} is a safetensors file, but not a segment of cachestore", where)
-    if int(version) > VERSION:
-        raise newer(where, found, f"{FORMAT}/{VERSION}")
 
 
 def _parse_row(row: Json) -> tuple[bytes, dict[str, Json]]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 UNDER_WAY: Final = 2
 """How many segments are written at once, while a further one is filled. Each holds up to `SegmentLimits.size_bytes` of memory."""
-
 HEADER_BYTES: Final = 4 * 1024 * 1024
 """Most header bytes of the entries of one segment, before JSON escaping. Far below the limit of readers."""
 
@@ -148,10 +147,7 @@ class Appender:
         return self._taken()
 
     def close_segment(self) -> list[Acknowledged]:
-        """Publish the collected entries, and wait for them. Returns what was not returned yet, nothing if there was nothing.
-
-        Raises WriteFailed, and keeps the entries then.
-        """
+        """Publish the collected entries and wait. Returns what was not returned yet. Raises WriteFailed, and keeps the entries then."""
         self.check_process()
         if self._draft and not self._closed:
             self._closed.append(self._replaced())  # nothing else is being written, so this thread can do it
@@ -200,7 +196,6 @@ class Appender:
             self._end()
 
     def _replaced(self) -> _Closed:
-        """The open segment, which a new one replaces."""
         closed = _Closed(self._draft)
         self._draft, self._header_bytes = SegmentDraft(closed.draft.blocks), 0
         return closed
@@ -229,18 +224,14 @@ class Appender:
                 acknowledged = self._write(closed) if result is None else result.result()
             except Exception:
                 closed.is_written = False  # it is written again by the next call, in its own thread
-                self._forget_failures()
+                for other in self._closed:  # one error is enough for a full disk: what else failed is written again, too
+                    if other.result is not None and other.result.exception() is not None:
+                        other.result, other.is_written = None, False
                 raise
             self._closed.popleft()
             self._keys.difference_update(acknowledged.keys)
             closed.draft.release()
             self._acknowledged.append(acknowledged)
-
-    def _forget_failures(self) -> None:
-        """One error is enough for a full disk: what failed beside the first segment is written again by the next call, too."""
-        for closed in self._closed:
-            if closed.result is not None and closed.result.exception() is not None:
-                closed.result, closed.is_written = None, False
 
     def _taken(self) -> list[Acknowledged]:
         if not self._acknowledged:

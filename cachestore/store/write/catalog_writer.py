@@ -11,7 +11,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
-from cachestore.store.format.catalog import FACTS, FORMAT, VERSION, Catalog, KeyColumn, last_generation
+from cachestore.store.format.catalog import FACTS, FORMAT, VERSION, Catalog, last_generation
 
 DROPPED_FORMAT: Final = "cachestore-dropped"
 DROPPED_VERSION: Final = 1
@@ -56,7 +56,14 @@ def draft_of(catalog: Catalog) -> Draft:
     for role, (at, references) in catalog.images.items():
         columns |= {f"images/{role}/at": number_column(at), **string_columns(f"images/{role}", references)}
     for number, column in enumerate(catalog.columns):
-        columns |= _encode_column(f"key/{number}", column)
+        prefix = f"key/{number}"
+        columns |= {
+            f"{prefix}/at": number_column(column.at),
+            f"{prefix}/keys": digest_column(column.keys, width=KEY_BYTES),
+            f"{prefix}/inputs": digest_column(column.inputs, width=INPUT_BYTES),
+            f"{prefix}/stat": number_column(column.stats, width=2),
+            **{f"{prefix}/{name}": number_column(values, width=FACTS[name]) for name, values in column.facts.items()},
+        }
     header: dict[str, Any] = {
         "name": catalog.name,
         "request": dict(catalog.request),
@@ -77,31 +84,14 @@ def draft_of(catalog: Catalog) -> Draft:
         header["texts"] = dict(catalog.texts)
     if catalog.prompts:
         header["prompts"] = [list(pair) for pair in catalog.prompts]
-    header["digest"] = _digest(header, columns)
+    described = {name: header[name] for name in ("name", "recipes", "roles", "columns", "texts") if name in header}
+    rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
+    header["digest"] = digest_of([canonical(described), canonical(rows)])
     return Draft(catalog, header, columns)
 
 
-def _encode_column(prefix: str, column: KeyColumn) -> dict[str, Column]:
-    return {
-        f"{prefix}/at": number_column(column.at),
-        f"{prefix}/keys": digest_column(column.keys, width=KEY_BYTES),
-        f"{prefix}/inputs": digest_column(column.inputs, width=INPUT_BYTES),
-        f"{prefix}/stat": number_column(column.stats, width=2),
-        **{f"{prefix}/{name}": number_column(values, width=FACTS[name]) for name, values in column.facts.items()},
-    }
-
-
-def _digest(header: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
-    described = {name: header[name] for name in ("name", "recipes", "roles", "columns", "texts") if name in header}
-    rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
-    return digest_of([canonical(described), canonical(rows)])
-
-
 def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
-    """Publish a catalog as generation `after` + 1 of its data set. Raises WriteFailed.
-
-    Returns False if that generation already exists: compare with it before you try again.
-    """
+    """Publish a catalog as generation `after` + 1; False if that exists: compare with it before you try again. Raises WriteFailed."""
     catalog, generation = draft.catalog, after + 1
     failpoint("catalog.before_publish")
     published = publish(layout, layout.catalog(catalog.name, generation), draft.chunks(generation), read_only=True)

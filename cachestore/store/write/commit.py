@@ -24,14 +24,11 @@ from cachestore.store.format.index import build, check
 from cachestore.store.read.snapshot import Snapshot, list_indexes, load_snapshot, open_layout, ref_of
 
 _log = logging.getLogger("cachestore")
-
 RECIPE_FORMAT: Final = "cachestore-recipe"
 RECIPE_VERSION: Final = 1
-
 STALE_SECONDS: Final = 60.0
 """How long a file system may still deny a listed file, because it cached that the file was missing."""
 _LOOK_SECONDS: Final = 0.1
-
 UNCOVERED_LIMIT: Final = 512
 """With more uncovered segments than this, any worker commits. So opening a store never reads many headers."""
 
@@ -39,8 +36,7 @@ UNCOVERED_LIMIT: Final = 512
 def create_store(root: Path, *, mode: Mode | None = None, say: Callable[[str], None] = _log.info) -> Layout:
     """Make a store, or open the existing one. Without a `mode`, a new store takes it over from its folder (see `make_root`).
 
-    `say` gets a line if the new store is shared with a group. Raises BadInput for a folder with other contents and for a store with another
-    mode, and WriteFailed.
+    `say` gets a line if it is shared with a group. BadInput for other contents and for another mode; WriteFailed.
     """
     layout = Layout(root.absolute(), mode or Mode.PRIVATE)
     names = names_in(root, is_root=True)
@@ -69,7 +65,6 @@ def _as_asked(layout: Layout, mode: Mode | None) -> Layout:
 
 
 def _group_of(folder: Path) -> str:
-    """The name of a folder's group; its number if it has none."""
     try:
         return folder.group()
     except (KeyError, NotImplementedError, OSError):

@@ -25,23 +25,27 @@ from cachestore.store.read.snapshot import open_layout
 
 FORMAT: Final = "cachestore-listing"
 VERSION: Final = 1
-
 _MOST_LOST: Final = 16
 _SPENT_SECONDS: Final = 30 * 24 * 3600.0
 
 
 @contextmanager
 def listing_number(layout: Layout, name: str) -> Generator[int]:
-    """Take the next number of a data set for this context. Enter it before the source is listed.
-
-    Raises WriteFailed; BadInput if the data set would be new, and other systems cannot have its name.
-    """
-    number = _take(layout, name)
+    """Take the next number of a data set, before its source is listed. WriteFailed; BadInput for a new name that others cannot have."""
+    if name not in (known := list_names(layout)):
+        check_new_name(name, known)
+    make_folder(layout, layout.temporary, layout.listing_folder(name))
+    record = encode_record(FORMAT, VERSION, {"name": name})
+    number = lost = 0
+    while not number or not note(layout, layout.listing(name, number), record):
+        highest = max(*listing_numbers(layout, name), *_ended(layout, name), _published(layout, name), 0)
+        number = highest + 1 + secrets.randbelow(1 << lost)  # spreads ranks that start together
+        lost = min(lost + 1, _MOST_LOST)
     try:
         yield number
     finally:
         with suppress(CacheStoreError):  # a leftover number costs at most a generation; `gc` removes it
-            note(layout, layout.listed(name, number), _record(name))
+            note(layout, layout.listed(name, number), record)
             remove_file(layout, layout.listing(name, number))
             for lower in _ended(layout, name)[:-1]:
                 remove_file(layout, layout.listed(name, lower))
@@ -77,23 +81,6 @@ def spent_numbers(layout: Layout, *, now: float) -> list[Path]:
         paths = [layout.listing(name, number) for number in listing_numbers(layout, name)[:-1]]
         spent += [path for path in paths if is_older(path, _SPENT_SECONDS, now=now)]
     return spent
-
-
-def _take(layout: Layout, name: str) -> int:
-    if name not in (known := list_names(layout)):
-        check_new_name(name, known)
-    make_folder(layout, layout.temporary, layout.listing_folder(name))
-    lost = 0
-    while True:
-        highest = max(*listing_numbers(layout, name), *_ended(layout, name), _published(layout, name), 0)
-        number = highest + 1 + secrets.randbelow(1 << lost)  # spreads ranks that start together
-        if note(layout, layout.listing(name, number), _record(name)):
-            return number
-        lost = min(lost + 1, _MOST_LOST)
-
-
-def _record(name: str) -> bytes:
-    return encode_record(FORMAT, VERSION, {"name": name})
 
 
 def _published(layout: Layout, name: str) -> int:

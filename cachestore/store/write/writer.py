@@ -108,12 +108,7 @@ class Store(Reader):
 
 
 def open_store(
-    path: str | Path,
-    mode: Literal["r", "a"] = "r",
-    *,
-    verify: Verify = "first",
-    io: Io = "pread",
-    access: Access | None = None,
+    path: str | Path, mode: Literal["r", "a"] = "r", *, verify: Verify = "first", io: Io = "pread", access: Access | None = None
 ) -> Store:
     """Open a store: `cachestore.open`.
 

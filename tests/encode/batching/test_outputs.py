@@ -170,7 +170,7 @@ def half_vae(folder, digest):
     """A VAE in float16 whose picture's activations leave the range of float16, but not that of float32."""
     tiny.vae(force_upcast=False).save_pretrained(folder)
     encoder: Any = encoders_for(ModelRequest(model=str(folder), encode=["latents"], vae_dtype="float16"), digest)[0]
-    encoder.encode([(ONE, picture(1))])
+    encoder.submit([(ONE, picture(1))])()
     convolution = encoder._vae._vae.encoder.conv_in
     with torch.no_grad():
         convolution.weight.fill_(6e4)
@@ -184,7 +184,7 @@ def picture(seed):
 def test_a_vae_that_overflows_in_half_precision_gives_finite_latents_and_goes_on_in_half(tmp_path, digest):
     encoder = half_vae(tmp_path, digest)
     weights = {name: tensor.clone() for name, tensor in encoder._vae._vae.state_dict().items()}
-    made = encoder.encode([(ONE, picture(1)), (TWO, picture(2))])
+    made = encoder.submit([(ONE, picture(1)), (TWO, picture(2))])()
     assert all(entry["moments"].isfinite().all() and entry["moments"].dtype == torch.float16 for entry in made.values())
     after = encoder._vae._vae.state_dict()
     assert all(after[name].dtype == torch.float16 and after[name].equal(weights[name]) for name in weights)
@@ -193,17 +193,17 @@ def test_a_vae_that_overflows_in_half_precision_gives_finite_latents_and_goes_on
 def test_the_overflow_is_real_without_the_second_try(tmp_path, digest, monkeypatch):
     monkeypatch.setattr(outputs, "_HALVES", ())
     with pytest.raises(EncodeFailed):
-        half_vae(tmp_path, digest).encode([(ONE, picture(1))])
+        half_vae(tmp_path, digest).submit([(ONE, picture(1))])()
 
 
 def test_a_text_encoder_that_says_the_same_of_everything_is_refused(plain_model, digest):
     encoder: Any = encoders_for(ModelRequest(model=str(plain_model[0]), encode=["text"]), digest)[0]
     resolved = encoder.resolve({"caption": "a cat"}, None)
     payload = encoder.prepare(resolved).payload
-    encoder.encode([(resolved.key, payload)])
+    encoder.submit([(resolved.key, payload)])()
     last = encoder._modules._modules[0].encoder.layer[-1].output.LayerNorm
     with torch.no_grad():
         last.weight.zero_()
         last.bias.zero_()
     with pytest.raises(EncodeFailed, check=tells_of("only the number 0", "'prompt_embeds'", resolved.key)):
-        encoder.encode([(resolved.key, payload)])
+        encoder.submit([(resolved.key, payload)])()

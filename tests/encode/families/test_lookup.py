@@ -8,7 +8,7 @@ from cachestore.core.errors import BadInput
 from cachestore.core.keys import canonical, digest_bytes
 from cachestore.encode.families import lookup as families
 from cachestore.encode.families.lookup import form_names
-from cachestore.encode.families.row import DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, ZERO_ROWS
+from cachestore.encode.families.row import CONNECTORS, DEFAULT_OF_CALL, MAX_LENGTH_ARG, PAST_LIMIT, ZERO_ROWS
 from cachestore.encode.families.text import PLAIN, TEXT_FAMILIES
 from cachestore.encode.families.vae import VAE_FAMILIES
 from tests.encode import tiny
@@ -42,7 +42,7 @@ def test_the_pinned_diffusers_has_every_class_of_the_tables(class_name):
 
 @pytest.mark.parametrize("row", [PLAIN, *TEXT_FAMILIES.values(), *LACKING], ids=lambda row: row.name)
 def test_a_row_fits_together(row):
-    assert set(row.outputs) <= {*row.returns, *(["audio_prompt_embeds"] if row.projection else [])}
+    assert set(row.outputs) <= {*row.returns, *(["audio_prompt_embeds"] if CONNECTORS in row.components else [])}
     assert set(row.rows) <= set(row.outputs)
     assert {rows.component for rows in row.rows.values()} <= set(row.components)
     assert set(row.pad) <= set(row.outputs)

@@ -50,9 +50,9 @@ def test_a_description_of_nothing_known_is_refused(tmp_path):
 def test_a_components_files_are_its_config_and_its_weights(tmp_path):
     model = models.read_model(tiny.look_alike(tmp_path))
     tiny.write(tmp_path / "text_encoder" / "notes.json", {})
-    assert names(models.pipeline_component(model, "text_encoder", None)) == ["config.json", "model.safetensors"]
-    assert names(models.pipeline_component(model, "vae", None)) == ["config.json", "diffusion_pytorch_model.safetensors"]
-    assert names(models.pipeline_component(model, "tokenizer", None)) == ["merges.txt", "tokenizer_config.json", "vocab.json"]
+    assert names(model.component("text_encoder", None)) == ["config.json", "model.safetensors"]
+    assert names(model.component("vae", None)) == ["config.json", "diffusion_pytorch_model.safetensors"]
+    assert names(model.component("tokenizer", None)) == ["merges.txt", "tokenizer_config.json", "vocab.json"]
 
 
 @pytest.mark.parametrize("entry", [None, [None, None], "text_encoder"])
@@ -61,7 +61,7 @@ def test_a_component_that_the_pipeline_lacks_is_named(tmp_path, entry):
     index = json.loads((tmp_path / "model_index.json").read_text())
     tiny.write(tmp_path / "model_index.json", {**index, "text_encoder": entry})
     with pytest.raises(BadInput):
-        models.pipeline_component(models.read_model(tmp_path), "text_encoder", None)
+        models.read_model(tmp_path).component("text_encoder", None)
 
 
 def test_a_component_with_code_of_its_own_is_refused(tmp_path):
@@ -69,7 +69,7 @@ def test_a_component_with_code_of_its_own_is_refused(tmp_path):
     index = json.loads((tmp_path / "model_index.json").read_text())
     tiny.write(tmp_path / "model_index.json", {**index, "text_encoder": ["my_encoder", "MyEncoder"]})
     with pytest.raises(BadInput):
-        models.pipeline_component(models.read_model(tmp_path), "text_encoder", None)
+        models.read_model(tmp_path).component("text_encoder", None)
 
 
 def test_missing_files_are_named(tmp_path):
@@ -147,4 +147,4 @@ def test_a_component_whose_folder_has_a_fifo_or_a_device_is_refused_before_a_lib
     (tmp_path / name).unlink(missing_ok=True)
     trap(tmp_path / name)
     with pytest.raises(BadInput, check=tells_of(tmp_path / name)):
-        models.pipeline_component(model, name.partition("/")[0], None)
+        model.component(name.partition("/")[0], None)

@@ -39,7 +39,7 @@ def of_folder(folder, digest, encode, **options) -> Any:
 def entries(encoder):
     batch = batch_for(encoder, CAPTIONS)
     groups = [batch] if len({type(payload) for _, payload in batch}) == 1 and isinstance(batch[0][1], str) else [[one] for one in batch]
-    return [entry for group in groups for entry in encoder.encode(group).values()]
+    return [entry for group in groups for entry in encoder.submit(group)().values()]
 
 
 def latents(encoder):

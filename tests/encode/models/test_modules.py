@@ -45,10 +45,10 @@ class TestFreeingMemory:
 def test_language_models_keep_no_cache_while_captions_are_encoded_and_do_so_again_afterwards(built, digest):
     encoder = encoder_of(built("lumina2"), digest, "text")
     batch = batch_for(encoder, ["a cat"])
-    encoder.encode(batch)
+    encoder.submit(batch)()
     model, kept = encoder._modules._modules[0], []
     model.register_forward_hook(lambda _model, _given, made: kept.append(made.past_key_values))
-    encoder.encode(batch)
+    encoder.submit(batch)()
     assert kept == [None]
     assert model.config.use_cache
     with pytest.raises(EncodeFailed), modules.without_cache(modules.caching_configs([model, model])):

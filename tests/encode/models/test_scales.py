@@ -66,7 +66,7 @@ def encoder_of(folder, digest, encode, **options) -> Any:
 
 
 def made_by(encoder):
-    return latents(encoder) if encoder.recipe.encoder == "latents" else encoder.encode(batch_for(encoder, CAPTIONS))
+    return latents(encoder) if encoder.recipe.encoder == "latents" else encoder.submit(batch_for(encoder, CAPTIONS))()
 
 
 def assert_equal_values(found, expected):

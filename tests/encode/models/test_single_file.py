@@ -22,7 +22,7 @@ def encoder_of(folder, digest, encode, **options) -> Any:
 
 
 def texts(encoder):
-    return encoder.encode(batch_for(encoder, CAPTIONS))
+    return encoder.submit(batch_for(encoder, CAPTIONS))()
 
 
 def assert_equal(found, expected):
@@ -359,7 +359,7 @@ def texts_one_by_one(encoder):
     made = {}
     for caption in CAPTIONS:
         resolved = encoder.resolve({"caption": caption}, None)
-        made |= encoder.encode([(resolved.key, encoder.prepare(resolved).payload)])
+        made |= encoder.submit([(resolved.key, encoder.prepare(resolved).payload)])()
     return made
 
 

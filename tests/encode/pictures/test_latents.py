@@ -36,7 +36,7 @@ def resolve(encoder, data, **request):
 
 def encode(encoder, pictures):
     resolved = [resolve(encoder, data) for data in pictures]
-    made = encoder.encode([(one.key, encoder.prepare(one).payload) for one in resolved])
+    made = encoder.submit([(one.key, encoder.prepare(one).payload) for one in resolved])()
     assert set(made) == {one.key for one in resolved}
     return [made[one.key] for one in resolved]
 
@@ -47,7 +47,7 @@ def look_alike(tmp_path, digest):
 
 
 def test_an_empty_batch_gives_nothing_and_loads_nothing(look_alike):
-    assert look_alike.encode([]) == {}
+    assert look_alike.submit([])() == {}
     assert look_alike._vae is None
     look_alike.close()
 
@@ -296,11 +296,11 @@ def test_numbers_that_are_not_finite_are_refused_and_named(vae_folder, digest):
     encoder = latents_encoder(vae_folder, digest)
     resolved = resolve(encoder, picture())
     pixels = encoder.prepare(resolved).payload
-    encoder.encode([(resolved.key, pixels)])
+    encoder.submit([(resolved.key, pixels)])()
     with torch.no_grad():
         encoder._vae._vae.encoder.conv_in.bias.fill_(float("inf"))
     with pytest.raises(EncodeFailed, check=tells_of("NaN", "'moments'", resolved.key)):
-        encoder.encode([(resolved.key, pixels)])
+        encoder.submit([(resolved.key, pixels)])()
 
 
 @pytest.mark.torch
@@ -333,7 +333,7 @@ def test_a_text_encoder_and_a_vae_of_other_models_work_together(plain_model, vae
     text, latents = made
     never_read: Any = pytest.fail
     resolved = text.resolve({"caption": "a cat"}, never_read)
-    assert text.encode([(resolved.key, text.prepare(resolved).payload)])[resolved.key]["prompt_embeds"].shape[-1] == 32
+    assert text.submit([(resolved.key, text.prepare(resolved).payload)])()[resolved.key]["prompt_embeds"].shape[-1] == 32
     assert encode(latents, [picture()])[0]["moments"].shape == (8, 24, 40)
 
 

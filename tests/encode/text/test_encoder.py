@@ -64,7 +64,7 @@ def reference(tiny_model, name, captions):
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux"])
 def test_an_empty_batch_gives_nothing_and_loads_nothing(tiny_model, digest, name):
     encoder = text_encoder(tiny_model(name).folder, digest)
-    assert encoder.encode([]) == {}
+    assert encoder.submit([])() == {}
     assert encoder.count_tokens([]) == []
     assert encoder._modules is None
     assert encoder._tokenizers == {}
@@ -229,7 +229,7 @@ def test_numbers_that_are_not_finite_are_refused_and_named(tiny_model, digest):
     resolved = encoder.resolve({"caption": "a cat"}, None)
     encoder._modules._call = lambda payloads: {"prompt_embeds": torch.full((1, 77, 32), float("nan"))}
     with pytest.raises(EncodeFailed, check=tells_of("NaN", "'prompt_embeds'", resolved.key)):
-        encoder.encode([(resolved.key, "a cat")])
+        encoder.submit([(resolved.key, "a cat")])()
 
 
 def test_closing_gives_the_modules_back_and_encoding_loads_them_again(tiny_model, digest):

@@ -157,7 +157,7 @@ def test_the_thread_that_encodes_tokenises_no_caption_again_be_it_cut_or_not(tin
     captions = ["a cat", "two dogs", "a photograph of a red car " * 40]
     resolved = [encoder.resolve({"caption": caption}, text.Read) for caption in captions]
     batch = [(one.key, encoder.prepare(one).payload) for one in resolved]
-    encoder.encode(batch[:2])
-    encoder.encode(batch[2:])
+    encoder.submit(batch[:2])()
+    encoder.submit(batch[2:])()
     assert len(seen) == sum(name.startswith("tokenizer") for name in encoder.setup.components)
     assert not any(set(captions) & set(texts) for texts in seen)

@@ -16,7 +16,7 @@ from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, TensorInfo, build_header, parse_header
 from cachestore.store.format import segment
 from cachestore.store.format.entry import checksum_of, make_entry, text_of
-from cachestore.store.format.segment import SegmentDraft, build_segment, draft_of, parse_contents, read_contents
+from cachestore.store.format.segment import SegmentDraft, draft_of, parse_contents, read_contents
 from tests.store.stores import entry_of, key_of, tensors_of
 
 HERE = Path("segments/ab/ab.safetensors")
@@ -24,6 +24,11 @@ HERE = Path("segments/ab/ab.safetensors")
 
 def whole(chunks):
     return b"".join(bytes(chunk) for chunk in chunks)
+
+
+def build_segment(entries_of_it, **options):
+    built = draft_of(entries_of_it).build(**options)
+    return built.digest, built.chunks
 
 
 def parse(raw):
