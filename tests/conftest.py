@@ -62,6 +62,12 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Tests of encoding come first and together: one process loads transformers and diffusers and builds tiny models, and not each."""
+    items.sort(key=lambda item: "/encode/" not in item.nodeid)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_disks():
     """A sync costs 10 ms and no test cuts the power. Tests about syncing count or fail the calls; programs in subprocesses do sync."""
