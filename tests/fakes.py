@@ -491,7 +491,7 @@ def work_here(monkeypatch):
             for name, value in variables.items():
                 patch.setenv(name, value)
             number = os.environ.get(LISTING, "")
-            how = {"say": say, "warn": say, "planned_before": planned, "launch": launch}
+            how: dict[str, Any] = {"say": say, "warn": say, "planned_before": planned, "launch": launch}
             return precompute_here(request, number=int(number) if number.isdecimal() else None, **how).as_json()
 
     monkeypatch.setattr(launching, "run_workers", work)
