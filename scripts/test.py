@@ -23,6 +23,8 @@ import environment
 
 WHOLE = ("-m", "not slow")
 FAST = ("-m", "not slow and not torch and not processes", "--hypothesis-profile=fast")
+WHOLE_FILES = ("--dist", "worksteal")
+"""Each process gets one run of files and later takes half of what another has left: few files' fixtures and models are made twice."""
 LOWEST = "--lowest"
 OF_LIBRARIES = ("tests/encode", "tests/loading")
 OLD_WARNINGS = ("-W", "ignore::FutureWarning", "-W", "ignore:'mode' parameter is deprecated:DeprecationWarning")
@@ -62,13 +64,13 @@ def gates(arguments: Sequence[str], *, fast: bool) -> dict[str, list[str]]:
         "ruff check": [python, "-m", "ruff", "check"],
         TYPES: [python, "-m", "basedpyright", *(["cachestore"] if fast else [])],
         "import-linter": [str(environment.BIN / "lint-imports"), "--no-logo"],
-        "pytest": [python, "-m", "pytest", "-n", "3", *(FAST if fast else WHOLE), *arguments],
+        "pytest": [python, "-m", "pytest", "-n", "3", *WHOLE_FILES, *(FAST if fast else WHOLE), *arguments],
     }
 
 
 def lowest_gates(arguments: Sequence[str]) -> dict[str, list[str]]:
     """The tests whose subject is other libraries, with the lowest versions of these. They warn of themselves, which is no fault here."""
-    pytest = [str(environment.LOWEST.python), "-m", "pytest", "-n", "2", *WHOLE, *OLD_WARNINGS]
+    pytest = [str(environment.LOWEST.python), "-m", "pytest", "-n", "2", *WHOLE_FILES, *WHOLE, *OLD_WARNINGS]
     return {"pytest, lowest": [*pytest, *(arguments or OF_LIBRARIES)]}
 
 

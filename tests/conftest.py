@@ -1,5 +1,6 @@
 """What every test gets without asking: no waiting for disks, and no deadlines for generated examples. And processes that fork fast."""
 
+import gc
 import os
 import pathlib
 import re
@@ -48,6 +49,23 @@ def pytest_ignore_collect(collection_path, config):
     """Files that are about torch as a whole are not even imported where no test of theirs is wanted: torch alone takes seconds."""
     is_left_out = _leaves_out_torch(config) and collection_path.match("test_*.py")
     return True if is_left_out and ABOUT_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nothing of thousands of modules and tests is garbage: neither while they are collected nor in any later search for it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Tests of encoding come first and together: one process loads transformers and diffusers and builds tiny models, and not each."""
+    items.sort(key=lambda item: "/encode/" not in item.nodeid)
 
 
 @pytest.fixture(scope="session", autouse=True)

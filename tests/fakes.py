@@ -478,6 +478,26 @@ def log_calls(put: Callable[[Any, str, Any], None]):
         put(planning, name, logging(name, getattr(planning, name)))
 
 
+def work_here(monkeypatch):
+    """Let commands and calls of this process do themselves what they would start one worker for. Tests of processes start them."""
+    from cachestore.cli.work import silence, to_stderr
+    from cachestore.jobs.start import launching
+    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.processes import LISTING
+
+    def work(request, _rank_info, launch, care, variables, *, planned=None):
+        say = silence if care.is_quiet else to_stderr
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            number = os.environ.get(LISTING, "")
+            how: dict[str, Any] = {"say": say, "warn": say, "planned_before": planned, "launch": launch}
+            return precompute_here(request, number=int(number) if number.isdecimal() else None, **how).as_json()
+
+    monkeypatch.setattr(launching, "run_workers", work)
+    monkeypatch.setattr("cachestore.jobs.start.precompute.run_workers", work)
+
+
 def at_the_gate(items):
     """Tell that a batch has begun, and wait until the test lets it go on."""
     folder = Path(os.environ[GATE])

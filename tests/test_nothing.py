@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
     make_store(root / "trained", [Row(f"{number}.png") for number in range(3)], recipes())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "_encoders", fakes.Makers())
-        fakes.fake_processes(patch)
+        fakes.work_here(patch)
         patch.chdir(root)
         assert call_command("cachestore precompute pictures --model model --store store --quiet")[0] == "0"
     return root
@@ -123,8 +123,7 @@ def _here(folder, monkeypatch):
     monkeypatch.setattr(
         request, "_encoders", lambda layout, asked, **how: (makers if asked.model == "model" else real)(layout, asked, **how)
     )
-    fakes.fake_processes(monkeypatch)
-    monkeypatch.setenv(fakes.FAKE_MODEL, "model")
+    fakes.work_here(monkeypatch)
 
 
 @pytest.mark.torch

@@ -40,8 +40,9 @@ def store(tmp_path, data, makers, capsys):
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs a command in this process: (exit code, stdout, stderr)."""
+def run(capsys, monkeypatch):
+    """Runs a command in this process, with a worker's part: (exit code, stdout, stderr)."""
+    fakes.work_here(monkeypatch)
 
     def call(*arguments):
         try:
@@ -646,11 +647,11 @@ def test_why_gives_the_newest_reason(run, run_json, data, store):
 
 
 @pytest.fixture
-def repeated(tmp_path, makers, run):
+def repeated(tmp_path, makers):
     """A store with a sample of which two of three captions are equal, and one in a folder."""
     rows = [{"id": "p05.png", "caption": ["a", "a", "b"]}, {"id": "photos/P06.JPG", "caption": ["c", "d"]}]
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run("precompute", tmp_path / "m.jsonl", "--model", "m", "--store", tmp_path / "s", "--captions", "all")[0] == OK
+    assert cs.precompute(tmp_path / "m.jsonl", model="m", store=tmp_path / "s", captions="all", inline=True).complete
     return tmp_path / "s"
 
 

@@ -15,6 +15,7 @@ from cachestore.core.samples import CONTROL
 from cachestore.encode.families.text import TEXT_FAMILIES
 from cachestore.encode.models.loaded import read_loaded
 from cachestore.encode.needs import needs_of
+from tests import fakes
 from tests.encode import tiny_families
 from tests.shares import share
 
@@ -192,7 +193,8 @@ def pictures(folder, **row):
     return folder / "rows.jsonl"
 
 
-def test_it_is_reported_before_encoding_in_the_plan_in_the_report_and_when_all_is_there(inpainting, tmp_path, capsys):
+def test_it_is_reported_before_encoding_in_the_plan_in_the_report_and_when_all_is_there(inpainting, tmp_path, capsys, monkeypatch):
+    fakes.work_here(monkeypatch)
     asked = ["precompute", str(pictures(tmp_path / "data")), "--model", str(inpainting), "--store", str(tmp_path / "store")]
     asked += ["--resolution", "64", "--device", "cpu"]
     line = "not made here: latents of the masked picture, and its mask as the denoiser takes it"

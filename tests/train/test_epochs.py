@@ -1,12 +1,13 @@
 """What is drawn for a batch depends on the epoch of the loader that gives it, whatever other loaders over the same data set do."""
 
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import cachestore as cs
+from tests.shares import share
 from tests.train.stores import Row, make_store, recipes
 
 pytestmark = pytest.mark.torch
@@ -51,9 +52,9 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize("kind", [opened, mixed], ids=["data set", "mix"])
-def test_validation_within_an_epoch_changes_no_batch_of_training(store, make, kind):
+@pytest.mark.parametrize("way", share(product(LOADERS, [opened, mixed]), 3), ids=lambda way: f"{way[0]}-{way[1].__name__}")
+def test_validation_within_an_epoch_changes_no_batch_of_training(store, way):
+    make, kind = LOADERS[way[0]], way[1]
     undisturbed = make(kind(store))
     expected = [of(undisturbed) for _epoch in range(3)]
     data = kind(store)

@@ -46,6 +46,15 @@ def test_a_simulation_is_the_same_for_the_same_seed():
     assert one != third
 
 
+@pytest.fixture
+def _ranges_anew():
+    """The ranges of one way of choosing are not those of another."""
+    ranges_of.cache_clear()
+    yield
+    ranges_of.cache_clear()
+
+
+@pytest.mark.usefixtures("_ranges_anew")
 def test_a_way_of_choosing_that_leaves_others_without_work_misses_its_bound(monkeypatch, capsys):
     monkeypatch.setattr("cachestore.jobs.share.choice.group_size", lambda *_sizes: 64)
     assert simulate_ranks.main(["--units", "25", "--json"]) == 1
