@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cachestore.cli.terminal.progress import Progress
     from cachestore.core.ranks import RankInfo
     from cachestore.jobs.plan.options import PrecomputeRequest
-    from cachestore.jobs.run.pass_loop import Report
     from cachestore.jobs.share.progress import LaunchStatus
+    from cachestore.jobs.share.report import Report
 
 HELP = "encode captions, images and videos into a store"
 
@@ -134,7 +134,7 @@ def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progres
     is_there = status_of(layout.marker) is not None
     variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
     found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
-    from cachestore.jobs.run.pass_loop import Report
+    from cachestore.jobs.share.report import Report
 
     return Report.from_json(found)
 

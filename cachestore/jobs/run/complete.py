@@ -3,13 +3,14 @@
 from contextlib import closing
 
 from cachestore.files.marker import check_for_reading
-from cachestore.jobs.run.pass_loop import Report, count_invocation, invocation_of, key_without_reading
+from cachestore.jobs.run.pass_loop import count_invocation, invocation_of, key_without_reading
 from cachestore.jobs.run.reconcile import Reconciler
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.agreement import wait_for_rank_0
 from cachestore.jobs.share.claims import Claims
 from cachestore.jobs.share.ledgers import list_ledgers
 from cachestore.jobs.share.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.share.workers import Heartbeat, Life, Watch
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.commit import publish_recipe

@@ -31,13 +31,14 @@ from cachestore.jobs.plan.option_types import allowed_failures
 from cachestore.jobs.plan.options import CHOSEN, LOADED, Options, PrecomputeRequest
 from cachestore.jobs.plan.planning import Planned, check_listing, list_request, needs_of_request, plan_request, published, taken_over
 from cachestore.jobs.run.complete import complete_report
-from cachestore.jobs.run.pass_loop import Report, count_invocation, held_to, invocation_of, key_without_reading, numbered, run_pass
+from cachestore.jobs.run.pass_loop import count_invocation, invocation_of, key_without_reading, numbered, run_pass
 from cachestore.jobs.run.reconcile import Reconciler
 from cachestore.jobs.run.task import Cancel, Job, OnProgress
 from cachestore.jobs.share.agreement import check_agreement
 from cachestore.jobs.share.pace import with_pace
 from cachestore.jobs.share.passes import PassRef, list_passes, read_done
 from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.launching import run_workers
 from cachestore.jobs.start.processes import LISTING, Care, showing

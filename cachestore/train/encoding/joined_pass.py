@@ -23,7 +23,7 @@ from cachestore.encode.batching.pipeline import prefetch
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.plan.planning import Planned, plan_request, published
 from cachestore.jobs.run.catalog_maker import make_catalog
-from cachestore.jobs.run.pass_loop import Report, invocation_of, key_without_reading, numbered
+from cachestore.jobs.run.pass_loop import invocation_of, key_without_reading, numbered
 from cachestore.jobs.run.presence import Presence, held_keys
 from cachestore.jobs.run.reconcile import Reconciler
 from cachestore.jobs.run.task import Job, UnitReader, outcome_of
@@ -32,6 +32,7 @@ from cachestore.jobs.share.agreement import check_agreement, wait_for_rank_0
 from cachestore.jobs.share.ledgers import Outcome, read_ledgers
 from cachestore.jobs.share.passes import Round, join_pass, list_rounds, read_round
 from cachestore.jobs.share.plan import Plan
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.precompute import list_before_store, list_shown, precompute_here, unknown_units
 from cachestore.jobs.start.ranks import find_rank, launch_of, open_for_pass, threads_for
