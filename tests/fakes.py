@@ -413,9 +413,9 @@ class Makers:
 
 def planned(layout: Layout, request: Any, **how: Any) -> Any:
     """What `precompute` plans for a request, with the plan published."""
-    from cachestore.jobs.plan.planning import list_request, plan_request, published
+    from cachestore.jobs.plan.planning import list_request, plan_request, publish_if_new
 
-    return published(plan_request(layout, request, list_request(request), **how))
+    return publish_if_new(plan_request(layout, request, list_request(request), **how))
 
 
 def roles_manifest(folder: Path, rows: int = 6) -> Path:
@@ -579,7 +579,7 @@ def play(body):
     """One job of a `Zygote`: `fill` with names as keys, or `precompute` with fake encoders. Returns its report."""
     import cachestore as cs
     from cachestore.jobs.plan.options import PrecomputeRequest
-    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.here import precompute_here
 
     if "fill" in body:
         with cs.open(body["store"], mode="a") as store:

@@ -25,7 +25,7 @@ from cachestore.encode.families.resamplers import DEFAULT, Resample
 from cachestore.files.opening import free_bytes
 from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.plan.options import LOADED, PrecomputeRequest
-from cachestore.jobs.plan.planning import Planned, plan_request, published
+from cachestore.jobs.plan.planning import Planned, plan_request, publish_if_new
 from cachestore.jobs.run.pass_loop import run_pass
 from cachestore.jobs.run.task import Cancel, Job, UnitReader
 from cachestore.jobs.share.report import Report
@@ -378,6 +378,6 @@ class Passes:
             "resample": self.resample,
             **self.options,
         }
-        wanted = published(plan_request(layout, PrecomputeRequest.from_json(asked), listing, loaded=loaded))
+        wanted = publish_if_new(plan_request(layout, PrecomputeRequest.from_json(asked), listing, loaded=loaded))
         self.digests = load_digests(layout, host_name())
         return wanted

@@ -21,7 +21,8 @@ from cachestore.jobs.share.pace import with_pace
 from cachestore.jobs.share.progress import Observer
 from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.start.fill import fill as fill_here
-from cachestore.jobs.start.precompute import precompute_here, read_arguments
+from cachestore.jobs.start.here import precompute_here
+from cachestore.jobs.start.precompute import read_arguments
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.write.writer import Store
 

@@ -16,7 +16,7 @@ from cachestore.core.errors import BadInput, EncodeFailed, RecipeMismatch
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import newest_catalog
 from cachestore.store.read.snapshot import list_segments
 from cachestore.store.write.append import Appender

@@ -15,7 +15,8 @@ from cachestore.cli import main
 from cachestore.core.keys import Recipe
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.plan.planning import _reread_files
-from cachestore.jobs.start.precompute import forecast_of, precompute_here
+from cachestore.jobs.start.forecast import forecast_of
+from cachestore.jobs.start.here import precompute_here
 from cachestore.sources.files import Folder
 from cachestore.store.write.model_digests import load_digests, publish_digests
 from tests import fakes

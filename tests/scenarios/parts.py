@@ -93,7 +93,7 @@ def precompute(body: Mapping[str, Any]):
     """One rank of a `precompute` over pictures, in as many buckets as it is told."""
     from cachestore.jobs.plan import planning as request
     from cachestore.jobs.plan.options import PrecomputeRequest
-    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.here import precompute_here
 
     def encoders(_layout, asked, **_how):
         return (Bucketed("latents", model=asked.model, limit=16, buckets=body["buckets"]),)

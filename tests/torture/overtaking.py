@@ -24,7 +24,7 @@ from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.run import reconcile
-from cachestore.jobs.start import precompute as run
+from cachestore.jobs.start import here as run
 from cachestore.store.format.catalog import Catalog, list_generations, newest_catalog, read_catalog
 from tests import fakes
 from tests.torture import jobs

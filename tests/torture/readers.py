@@ -24,7 +24,7 @@ from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.read.snapshot import list_indexes, list_segments
 from tests import fakes
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed

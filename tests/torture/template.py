@@ -24,7 +24,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share.attempts import Attempts
 from cachestore.jobs.share.retention import open_passes
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import list_generations, list_names, read_catalog
 from cachestore.store.format.segment import read_contents
 from cachestore.store.read.reader import Reader

@@ -1,6 +1,6 @@
 """Makes the plan of a request, the same on every rank. Encodes nothing.
 
-`plan_request` is the whole way: names, encoders, columns, the plan, and what it changes. `published` then shows the plan to others.
+`plan_request` is the whole way: names, encoders, columns, the plan, and what it changes. `publish_if_new` then shows the plan to others.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cachestore.core.captions import CaptionPolicy, has_wildcards
-from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
+from cachestore.core.errors import BadInput, BadUsage, FormatError, Incomplete, MissingExtra, how_to_install
 from cachestore.core.inputs import READ_HERE, companions
 from cachestore.core.keys import Json, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
@@ -67,7 +67,7 @@ class Planned:
     compare: Compare
     """Compares the plan with a catalog that it would replace, now and before it is published."""
     is_new: bool = False
-    """Whether the plan was built here and is not published."""
+    """Whether the plan was built here and cannot be read from the store."""
     remarks: tuple[str, ...] = ()
     """What a user should know before the run."""
     not_made_here: tuple[str, ...] = ()
@@ -79,31 +79,33 @@ class Planned:
     how: tuple[str, ...] = ()
     """What is done as the trainer of `--buckets` does it, and how the values differ from those of diffusers' own training script."""
 
-    def handed_on(self) -> dict[str, Json]:
-        """Return as JSON what another process needs to work on the published plan; `taken_over` is the inverse."""
+    def as_json(self) -> dict[str, Json] | None:
+        """Return as JSON what another process needs to work on the published plan; None if the plan there cannot be read."""
+        if self.is_new:
+            return None
         lists = {name: list(getattr(self, name)) for name in _LISTS}
-        return {"plan": self.plan.name, "intent": asdict(self.intent), **lists}
+        return {"plan": self.plan.name, "intent": asdict(self.intent), "model_files": dict(self.model_files), **lists}
+
+    @classmethod
+    def from_json(cls, layout: Layout, request: PrecomputeRequest, body: Mapping[str, Any], heartbeat: Heartbeat) -> "Planned":
+        """Return what another process has planned, from the result of its `as_json`: nothing is listed or built again.
+
+        `request` is the one that was planned. Raises Incomplete if the plan or the model is not as it was there.
+        """
+        plan = _read_plan(layout, body["plan"])
+        # Also with `recheck`, the digests of the model's files are those that the other process has just published.
+        encoders = () if plan is None else _encoders(layout, replace(request, recheck=False), is_dry=False)[: len(plan.recipes)]
+        if plan is None or [one.recipe.fingerprint for one in encoders] != [one.fingerprint for one in plan.recipes]:
+            changed = "the plan is gone" if plan is None else "the model's files changed"
+            raise Incomplete(f"{changed} while the work began; run the same command again")
+        files = files_of_request(request)
+        lists: dict[str, Any] = {name: tuple(body[name]) for name in _LISTS}
+        intent, comparing = Intent(**body["intent"]), partial(compare, replace_allowed=request.replace, asked=request.hints())
+        _announce(layout, heartbeat, intent)
+        return cls(layout, request, files, encoders, plan, intent, comparing, model_files=body["model_files"], **lists)
 
 
 _LISTS: Final = ("remarks", "not_made_here", "unused", "how")
-
-
-def taken_over(layout: Layout, request: PrecomputeRequest, body: Mapping[str, Any], heartbeat: Heartbeat) -> Planned | None:
-    """Return what another process has planned: nothing is listed or built again. None if the plan or the model is not as it was there."""
-    plan = _read_plan(layout, body["plan"])
-    if plan is None:
-        return None
-    encoders = _encoders(layout, request, is_dry=False)[: len(plan.recipes)]
-    if [one.recipe.fingerprint for one in encoders] != [one.fingerprint for one in plan.recipes]:
-        return None
-    try:
-        files = files_of_request(request)
-    except BadInput:
-        return None
-    lists: dict[str, Any] = {name: tuple(body[name]) for name in _LISTS}
-    intent, comparing = Intent(**body["intent"]), partial(compare, replace_allowed=request.replace, asked=request.hints())
-    _announce(layout, heartbeat, intent)
-    return Planned(layout, request, files, encoders, plan, intent, comparing, **lists)
 
 
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
@@ -190,12 +192,13 @@ def plan_request(
     )
 
 
-def published(planned: Planned) -> Planned:
+def publish_if_new(planned: Planned) -> Planned:
     """Publish a plan that is not published yet. As it is read from disk, it takes less memory."""
     if not planned.is_new:
         return planned
     publish_plan(planned.layout, planned.plan)
-    return replace(planned, plan=_read_plan(planned.layout, planned.plan.name) or planned.plan, is_new=False)
+    there = _read_plan(planned.layout, planned.plan.name)
+    return planned if there is None else replace(planned, plan=there, is_new=False)
 
 
 def _read_plan(layout: Layout, name: str) -> Plan | None:

@@ -3,11 +3,11 @@
 from contextlib import closing
 
 from cachestore.files.marker import check_for_reading
-from cachestore.jobs.run.pass_loop import count_invocation, invocation_of, key_without_reading
-from cachestore.jobs.run.reconcile import Reconciler
+from cachestore.jobs.run.reconcile import Reconciler, key_without_reading
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.agreement import wait_for_rank_0
 from cachestore.jobs.share.claims import Claims
+from cachestore.jobs.share.invocations import count_invocation, invocation_of
 from cachestore.jobs.share.ledgers import list_ledgers
 from cachestore.jobs.share.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
 from cachestore.jobs.share.report import Report
@@ -35,7 +35,7 @@ def complete_report(job: Job, heartbeat: Heartbeat) -> Report | None:
         job.on_open()
     if done is None:
         return None
-    count_invocation(invocation_of(layout, job.plan, job.rank_info))
+    count_invocation(invocation_of(layout, job.plan.name, job.rank_info))
     check_for_reading(layout)  # if another store took its place, the report may be of a pass there over the same plan
     return Report.from_json(done.report, encoded_here=0)
 

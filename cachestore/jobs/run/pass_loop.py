@@ -3,25 +3,18 @@
 All processes that run it on the same store and plan share the work, no matter how and when they were started.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import BinaryIO
 
-from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
-from cachestore.core.keys import Key
-from cachestore.core.ranks import RankInfo
-from cachestore.encode.batching.unit import Encoder
+from cachestore.core.errors import Incomplete
 from cachestore.files.marker import check_for_reading, noticing_its_end
-from cachestore.files.paths import Layout
 from cachestore.jobs.run.claiming import Patience
-from cachestore.jobs.run.reconcile import Reconciler
+from cachestore.jobs.run.reconcile import Reconciler, key_without_reading
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.run.worker import Worker
 from cachestore.jobs.share.agreement import wait_for_rank_0
+from cachestore.jobs.share.invocations import count_invocation, invocation_of, numbered
 from cachestore.jobs.share.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
-from cachestore.jobs.share.plan import Plan, Unit
 from cachestore.jobs.share.report import Report
 from cachestore.jobs.share.workers import Heartbeat, Life
 from cachestore.store.read.snapshot import load_snapshot
@@ -44,30 +37,8 @@ def run_pass(job: Job) -> Report:
     return report
 
 
-Invocation = tuple[Path, str, int | None]
-"""(store, name of the plan, rank): the invocations with equal values are counted together."""
-
-_invocations: dict[Invocation, int] = {}
-"""How many invocations of this process have ended, by store, plan and rank. A second call in one launch must not get the old report."""
-
-
-def invocation_of(layout: Layout, plan: Plan, rank_info: RankInfo) -> Invocation:
-    """Return the values by which this process counts its invocations."""
-    return layout.root, plan.name, rank_info.rank
-
-
-def numbered(launch: str, invocation: Invocation) -> str:
-    """Return the launch's name for this invocation: with `#` and a number from the second one on."""
-    return f"{launch}#{_invocations[invocation]}" if _invocations.get(invocation) else launch
-
-
-def count_invocation(invocation: Invocation) -> None:
-    """Count an invocation that has ended."""
-    _invocations[invocation] = _invocations.get(invocation, 0) + 1
-
-
 def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
-    invocation = invocation_of(job.layout, job.plan, job.rank_info)
+    invocation = invocation_of(job.layout, job.plan.name, job.rank_info)
     job = replace(job, launch=numbered(job.launch, invocation))
     ref = join_pass(job.layout, job.plan.name, job.launch)
     if (done := read_done(job.layout, ref)) is not None:  # others of this launch were faster
@@ -94,28 +65,6 @@ def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
                 break
     count_invocation(invocation)
     return Report.from_json(done.report, encoded_here=heartbeat.encoded)
-
-
-def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
-    """Return a function that gives a unit's key, or None if that takes reading a file or resolving fails."""
-
-    def key_of(unit: Unit) -> Key | None:
-        try:
-            return encoders[unit.recipe].resolve(unit.request, _Unread()).key
-        except (OSError, EncodeFailed, BadInput):
-            return None
-
-    return key_of
-
-
-class _Unread:
-    """Refuses to read. Implements `unit.Read`."""
-
-    def __call__(self, reference: str, /) -> bytes:
-        raise OSError(reference)
-
-    def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
-        raise OSError(reference)
 
 
 def _newest_round(job: Job, ref: PassRef) -> int:

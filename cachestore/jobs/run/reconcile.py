@@ -6,15 +6,16 @@ so that a pass over a million units that are present takes seconds.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, EncodeFailed, FormatError
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.encode.batching.pipeline import prefetch
+from cachestore.encode.batching.unit import Encoder
 from cachestore.files.failpoints import failpoint
 from cachestore.jobs.plan.columns import count_complete, numbers
 from cachestore.jobs.run.catalog_maker import make_catalog, publish_catalog
@@ -23,12 +24,23 @@ from cachestore.jobs.run.presence import Presence, held_keys
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.ledgers import read_ledgers
 from cachestore.jobs.share.outcomes import FAILED, Mask, Outcomes
-from cachestore.jobs.share.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
+from cachestore.jobs.share.passes import (
+    ROUND_LIMIT,
+    Done,
+    PassRef,
+    Round,
+    list_passes,
+    list_rounds,
+    publish_done,
+    publish_round,
+    read_done,
+    read_round,
+)
 from cachestore.jobs.share.plan import Unit
 from cachestore.jobs.share.stages import sum_stages
 from cachestore.jobs.share.workers import read_heartbeats, seconds_of_pass
 from cachestore.store.format.catalog import FACTS, Catalog, list_generations, read_catalog
-from cachestore.store.read.snapshot import Snapshot, visible_segments
+from cachestore.store.read.snapshot import Snapshot, load_snapshot, visible_segments
 from cachestore.store.write.catalog_writer import publish_again
 from cachestore.store.write.commit import commit
 
@@ -272,3 +284,45 @@ class Reconciler:
             "masks": count_masks(self.job.plan, outcomes),
             "unused": [dict(row) for row in self.job.unused],
         }
+
+
+def unknown_units(job: Job, rise: Callable[[], None], ignored_launch: str = "") -> tuple[Reconciler, list[int]]:
+    """Return the reconciler of the pass that a run would join or begin, and the units that are not known to be present; begins no pass.
+
+    With an `ignored_launch`, as they were when that launch joined the pass.
+    """
+    reconciler = reconciler_of_next(job, rise, ignored_launch)
+    with closing(load_snapshot(job.layout, for_planning=True)) as snapshot:
+        return reconciler, reconciler.unknown(snapshot)
+
+
+def reconciler_of_next(job: Job, rise: Callable[[], None], ignored_launch: str = "") -> Reconciler:
+    """Return the reconciler of the pass that a run would join or begin: the newest one, or the next if that has ended."""
+    numbers = list_passes(job.layout, job.plan.name)
+    ref = PassRef(job.plan.name, numbers[-1] if numbers else 0)
+    ended = read_done(job.layout, ref) if numbers else None
+    if ended is not None and (not ignored_launch or ignored_launch not in ended.launches):
+        ref = PassRef(ref.plan, ref.number + 1)
+    return Reconciler(job, ref, key_without_reading(job.encoders), rise, ignored_launch=ignored_launch)
+
+
+def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
+    """Return a function that gives a unit's key, or None if that takes reading a file or resolving fails."""
+
+    def key_of(unit: Unit) -> Key | None:
+        try:
+            return encoders[unit.recipe].resolve(unit.request, _Unread()).key
+        except (OSError, EncodeFailed, BadInput):
+            return None
+
+    return key_of
+
+
+class _Unread:
+    """Refuses to read. Implements `unit.Read`."""
+
+    def __call__(self, reference: str, /) -> bytes:
+        raise OSError(reference)
+
+    def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
+        raise OSError(reference)

@@ -92,6 +92,8 @@ class Care:
     """How often `show` is called."""
     cancel: Cancel | None = None
     """Once it is set, the workers stop; each publishes what it has encoded."""
+    say: Callable[[str], None] = _log.info
+    """Called with a line for a person, if this process ends the pass itself."""
     warn: Callable[[str], None] = _log.warning
     """Called with a line when a worker failed while others continue."""
     pictures: Files | None = None
