@@ -71,6 +71,7 @@ class Reconciler:
     _presence: Presence = field(init=False)
     _read: Catalog | None = field(init=False, default=None)
     """The catalog that was read last."""
+    _before: tuple[Catalog | None, Mask] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._presence = Presence(self.job.plan, self.job.files, self.key_of, self.rise, is_recheck=self.job.is_recheck)
@@ -79,19 +80,25 @@ class Reconciler:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged, those of `order` first."""
         if 0 in list_rounds(self.ref.folder(self.job.layout)):
             return
-        catalog = self._newest()
-        reusable = self._presence.reusable(self._presence.known_before(catalog), snapshot)
+        catalog, reusable = self._reusable_before(snapshot)
         generation = catalog.generation if catalog is not None and reusable.any() else None
         self._publish_round(0, ~reusable, generation, order)
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Return the units that neither an unfinished pass nor the newest catalog shows to be present. Reads no source file."""
-        known = self.outcomes()
         if list_rounds(self.ref.folder(self.job.layout)):
+            known = self._history().outcomes
             reusable = self._presence.present(known, snapshot) & (known.states != FAILED)
         else:
-            reusable = self._presence.reusable(known, snapshot)
+            _catalog, reusable = self._reusable_before(snapshot)
         return np.flatnonzero(~reusable).tolist()
+
+    def _reusable_before(self, snapshot: Snapshot) -> tuple[Catalog | None, Mask]:
+        """The newest catalog before round 0, and which units it shows to be present and unchanged. Files are looked at once."""
+        if self._before is None:
+            catalog = self._newest()
+            self._before = catalog, self._presence.reusable(self._presence.known_before(catalog), snapshot)
+        return self._before
 
     def read_again(self, snapshot: Snapshot, threads: int) -> tuple[list[int], dict[str, Json]]:
         """Read every file again. Return the units that are not present or whose files changed, and what `recheck_of` says of them."""

@@ -20,8 +20,7 @@ from cachestore.jobs.plan.comparison import Compare
 from cachestore.jobs.plan.option_types import allowed_failures
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.plan.planning import Planned, check_listing, list_request, needs_of_request, plan_request, publish_if_new
-from cachestore.jobs.run.complete import complete_report
-from cachestore.jobs.run.pass_loop import run_pass
+from cachestore.jobs.run.pass_loop import end_complete_pass, run_pass
 from cachestore.jobs.run.reconcile import unknown_units
 from cachestore.jobs.run.task import Cancel, Job, OnProgress
 from cachestore.jobs.share.agreement import check_agreement
@@ -140,7 +139,7 @@ def end_if_complete(planned: Planned, rank_info: RankInfo, heartbeat: Heartbeat,
     check_agreement(planned.layout, planned.intent, heartbeat, say, strict=planned.request.strict)
     if rank_info.rank in {0, None}:
         job = replace(job, on_open=partial(tell_beforehand, planned, heartbeat, say, warn, reconciler))
-    report = complete_report(job, heartbeat)
+    report = end_complete_pass(job, heartbeat, reconciler)
     return None if report is None else _of_request(report, planned)
 
 

@@ -183,12 +183,12 @@ def run_children(
     Raises Incomplete if `care.cancel` stopped them and none reached the end.
     """
     launch = f"procs:{secrets.token_hex(8)}"
-    return _run(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
+    return _run_until_ended(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
 
 
 def run_child(arguments: Sequence[str], environment: Mapping[str, str], care: Care | None = None) -> list[Child]:
     """Like `run_children`, for one worker of an existing launch. `environment` names launch and rank, and is added to what it inherits."""
-    return _run(arguments, [environment], care or Care())
+    return _run_until_ended(arguments, [environment], care or Care())
 
 
 def gpu_count() -> int:
@@ -200,7 +200,7 @@ def gpu_count() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], care: Care) -> list[Child]:
+def _run_until_ended(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], care: Care) -> list[Child]:
     """Run one worker for each environment; only the first one's stderr is shown."""
     if care.cancel is not None and care.cancel.is_set():
         raise Incomplete(_CANCELLED)
