@@ -224,7 +224,7 @@ def job(
     plan = plan_of(samples, encoders, extra=extra, prompts=prompts)
     publish_plan(layout, plan)
     read: Any = source or Pictures()
-    options.setdefault("listing", next(LISTINGS))
+    options.setdefault("listing_number", next(LISTINGS))
     return Job(layout, plan, encoders, read, RankInfo(rank, world), launch, **options)
 
 
@@ -293,7 +293,7 @@ def flip_entry(root, sample, encoder, name="train"):
 
 def as_launch(one: Job, launch, **options) -> Any:
     """The same job under another launch, which lists the source anew."""
-    return replace(one, launch=launch, **{"listing": next(LISTINGS), **options})
+    return replace(one, launch=launch, **{"listing_number": next(LISTINGS), **options})
 
 
 def open_pass(one: Job):

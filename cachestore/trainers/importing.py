@@ -177,7 +177,7 @@ def _import(request: ImportRequest, on_progress: OnProgress | None, cancel: Canc
             request=request.hints(),
             cancel=cancel,
             on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
-            listing=number,
+            listing_number=number,
             compare=partial(check_name, plan, request),
         )
         report = run_pass(job)

@@ -97,7 +97,7 @@ def _be(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> None:
     really = reconcile.publish_catalog
 
     def publish(presence: Any, job: Any, *others: Any) -> Any:
-        reported.update(listing=job.listing, rows=list(job.plan.ids))
+        reported.update(listing=job.listing_number, rows=list(job.plan.ids))
         return really(presence, job, *others)
 
     reconcile.publish_catalog = publish

@@ -6,6 +6,7 @@ from typing import Any
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.keys import Json
+from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 
 
@@ -77,5 +78,7 @@ def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
     if report.failed > allowed and strict:
         named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
         counts = f"{report.failed} of {plural(report.wanted, 'caption or picture', 'captions and pictures')} could not be encoded"
-        raise EncodeFailed(f"{counts}, such as {named}. Mend or remove them and run the same command again, or pass --max-failures")
+        raise EncodeFailed(
+            f"{counts}, such as {named}. Mend or remove them and run the same command again, or pass {option('max_failures')}"
+        )
     return replace(report, complete=report.missing == 0 and report.failed <= allowed)

@@ -155,7 +155,7 @@ def _job_of(planned: Planned, rank_info: RankInfo, heartbeat: Heartbeat, number:
         request=request.hints(),
         threads=threads_for(request.workers, rank_info.local_world_size),
         heartbeat=heartbeat,
-        listing=number,
+        listing_number=number,
         unused=planned.unused,
         is_recheck=request.recheck,
         compare=partial(planned.compare, planned.plan),
