@@ -388,7 +388,7 @@ FAKE_MODEL = "FAKE_MODEL"
 
 @dataclass
 class Makers:
-    """Stands in for `request._encoders`: makes fake encoders by the model's name, and keeps those it made."""
+    """Stands in for `request.make_encoders`: makes fake encoders by the model's name, and keeps those it made."""
 
     made: list[FakeEncoder] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
@@ -449,8 +449,8 @@ def plug_in(options: dict[str, Any], **how: Any):
     from cachestore.files import stat_record
     from cachestore.jobs.plan import planning as request
 
-    makers, real, only = Makers(options=options, **how), request._encoders, os.environ.get(FAKE_MODEL)
-    request._encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
+    makers, real, only = Makers(options=options, **how), request.make_encoders, os.environ.get(FAKE_MODEL)
+    request.make_encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
     if CALLS in os.environ:
         log_calls(setattr)
     stat_record.CHANGED_SECONDS = 0  # pyright: ignore[reportAttributeAccessIssue] - as conftest does for tests in this process

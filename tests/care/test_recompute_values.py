@@ -40,7 +40,7 @@ def answer(batch):
 @pytest.fixture
 def makers(monkeypatch):
     makers = fakes.Makers(options={"answer": answer})
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", makers)
     monkeypatch.setattr("cachestore.care.recompute.encoders_of", lambda request, known: makers(None, request))
     return makers
 

@@ -340,7 +340,7 @@ def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan
     assert main(["status", str(asked[5]), "--json"]) == OK
     [reported] = json.loads(capsys.readouterr().out)["plans"]
     assert (reported["encoded"], reported["finished"]) == (12, 0)
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", fakes.Makers())
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"], forecast["left"]) == (0, 12, 12, 0)

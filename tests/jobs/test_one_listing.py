@@ -112,7 +112,7 @@ def test_a_plan_is_passed_on_as_it_was_made_and_not_if_the_model_is_another_or_t
         with pytest.raises(Incomplete, match="the plan is gone"):
             Planned.from_json(layout, before.request, {**body, "plan": "0" * 64}, heartbeat)
         makers.options["model"] = "another"
-        with pytest.raises(Incomplete, match="the model's files changed"):
+        with pytest.raises(Incomplete, match="the model's files have changed"):
             Planned.from_json(layout, before.request, body, heartbeat)
 
 

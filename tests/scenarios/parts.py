@@ -98,7 +98,7 @@ def precompute(body: Mapping[str, Any]):
     def encoders(_layout, asked, **_how):
         return (Bucketed("latents", model=asked.model, limit=16, buckets=body["buckets"]),)
 
-    request._encoders = encoders  # pyright: ignore[reportAttributeAccessIssue]
+    request.make_encoders = encoders  # pyright: ignore[reportAttributeAccessIssue]
     ranks = {"rank": body["rank"], "world_size": body["world_size"]}
     asked = PrecomputeRequest(body["data"], "model", body["store"], encode=("latents",), name=body["name"], **ranks)
     return precompute_here(asked).as_json()

@@ -77,7 +77,7 @@ def without_waiting() -> Generator[None]:
 @contextmanager
 def fake_encoders() -> Generator[None]:
     """For the block: `precompute` makes its encoders without models, and nothing is synced."""
-    with without_waiting(), patch.object(cachestore.jobs.plan.planning, "_encoders", _makers):
+    with without_waiting(), patch.object(cachestore.jobs.plan.planning, "make_encoders", _makers):
         yield
 
 

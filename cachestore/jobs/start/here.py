@@ -17,9 +17,10 @@ from cachestore.files.marker import noticing_its_end
 from cachestore.files.opening import status_of
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.comparison import Compare
+from cachestore.jobs.plan.encoders import needs_of_request
 from cachestore.jobs.plan.option_types import allowed_failures
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.plan.planning import Planned, check_listing, list_request, needs_of_request, plan_request, publish_if_new
+from cachestore.jobs.plan.planning import Planned, check_listing, list_request, plan_request, publish_if_new
 from cachestore.jobs.run.pass_loop import end_complete_pass, run_pass
 from cachestore.jobs.run.reconcile import unknown_units
 from cachestore.jobs.run.task import Cancel, Job, OnProgress

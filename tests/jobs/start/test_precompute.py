@@ -267,7 +267,7 @@ def test_a_file_that_was_touched_is_not_encoded_again(data, root, makers):
 def test_a_picture_replaced_after_a_run_was_stopped_half_way_is_encoded_again(data, root, monkeypatch, batches):
     """The next run joins the unfinished pass, in which the picture may be recorded already."""
     makers = fakes.Makers(options={"limit": 2})
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", makers)
 
     class Stop:
         def is_set(self):
