@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_forecast(arguments, request)
         return OK
     style = style_for(arguments.progress) if speaks and not arguments.quiet else "none"
-    # The signal only asks to stop, as an exception in the middle of drawing would leave half a bar. Rank 0 says that it stops.
+    # While workers run, the signal only asks to stop: an exception in the middle of drawing would leave half a bar. Rank 0 says it.
     began = time.monotonic()
     with (
         stopping(silence, arguments.line) as stop,

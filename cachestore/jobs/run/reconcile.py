@@ -141,15 +141,21 @@ class Reconciler:
         collection: call again with a newer snapshot.
         """
         history = self._history()
-        missing = self._missing(history, snapshot)
+        outcomes, presence = history.outcomes, self._presence
+        missing = ~presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
+        # Files with a new stat record that were recorded before this launch are digested again.
+        for index in np.flatnonzero(history.earlier & ~missing & presence.of_files()).tolist():
+            self.rise()
+            if not presence.is_trusted(index, outcomes) and presence.has_other_bytes(index, outcomes):
+                missing[index] = True
         # Not units that failed for good in this launch, nor those that had three rounds.
-        is_final = (history.outcomes.states == FAILED) & ~history.outcomes.transient
+        is_final = (outcomes.states == FAILED) & ~outcomes.transient
         reopened = missing & (history.earlier | (~is_final & (history.tries < ROUND_LIMIT)))
         if reopened.any():
             self._publish_round(opened.number + 1, reopened, opened.generation)
             return None
-        failed = {index: history.outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
-        return self._finish(history.outcomes, failed, snapshot)
+        failed = {index: outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
+        return self._finish(outcomes, failed, snapshot)
 
     def _publish_round(self, number: int, chosen: Mask, generation: int | None, order: Sequence[int] = ()) -> None:
         plan = self.job.plan
@@ -176,8 +182,6 @@ class Reconciler:
             with suppress(FormatError, FileNotFoundError):
                 self._read = read_catalog(self.job.layout.catalog(self.job.plan.catalog, generation), generation=generation, io="mmap")
         return self._read if self._read is not None and self._read.generation == generation else None
-
-    # What is missing
 
     def _history(self) -> _History:
         folder, count = self.ref.folder(self.job.layout), self.job.plan.unit_count
@@ -212,16 +216,6 @@ class Reconciler:
                 history.earlier[indices] = not (began or ledger.launch == self.job.launch)
         return history
 
-    def _missing(self, history: _History, snapshot: Snapshot) -> Mask:
-        """Units without a present entry. Files with a new stat record that were recorded before this launch are digested again."""
-        outcomes = history.outcomes
-        missing = ~self._presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
-        for index in np.flatnonzero(history.earlier & ~missing & self._presence.of_files()).tolist():
-            self.rise()
-            if not self._presence.is_trusted(index, outcomes) and self._presence.has_other_bytes(index, outcomes):
-                missing[index] = True
-        return missing
-
     # The end
 
     def _finish(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> Done | None:
@@ -241,7 +235,9 @@ class Reconciler:
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
             if before is not None:
-                report["rechecked"] = self._rechecked(before, outcomes)
+                read = self._presence.of_files() & outcomes.known & (outcomes.states != FAILED)
+                changed = read & before.keyed & (before.inputs != outcomes.inputs).any(axis=1)
+                report["rechecked"] = recheck_of(self.job.plan, read, changed)
         heartbeats = read_heartbeats(self.job.layout, plan=self.job.plan.name, number=self.ref.number)
         began = min((shown.started for shown in heartbeats if shown.launch == self.job.launch), default=0.0)
         now = [shown.encoded for shown in heartbeats if shown.updated >= began]
@@ -261,11 +257,6 @@ class Reconciler:
         failed = dict.fromkeys(np.flatnonzero(without).tolist(), "")
         catalog = make_catalog(self._presence, self.job, outcomes, failed, self._newest())
         return publish_again(self.job.layout, replace(catalog, listing=listing), generation, digest)
-
-    def _rechecked(self, before: Outcomes, outcomes: Outcomes) -> dict[str, Json]:
-        """What `recheck_of` says of the files that this pass has read; `before` is what the catalog before it says."""
-        read = self._presence.of_files() & outcomes.known & (outcomes.states != FAILED)
-        return recheck_of(self.job.plan, read, read & before.keyed & (before.inputs != outcomes.inputs).any(axis=1))
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
         made, size_bytes = count_made(outcomes, failed, snapshot)

@@ -303,7 +303,7 @@ class Heartbeat:
         """Write the heartbeat now."""
         self._written_at = self.clock()
         overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, self.now().as_json()))
-        if self.on_write is not None:
+        if self.on_write is not None and self.phase != ENDED:
             self.on_write()
 
 

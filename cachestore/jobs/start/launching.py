@@ -66,7 +66,7 @@ def precompute_in_processes(
             del found  # the workers read it from the store
     elif in_memory or status_of(layout.marker) is not None:
         # A worker downloads the model, as the hub's client starts threads, so each worker plans, and makes the store if there is none.
-        if in_memory:
+        if in_memory and status_of(layout.marker) is None:
             from cachestore.jobs.plan.planning import check_listing, list_request
 
             check_listing(request, list_request(request, in_memory))
@@ -132,4 +132,4 @@ def _rows_as_files(layout: Layout, request: PrecomputeRequest, in_memory: "InMem
 
 
 def _be_silent(_line: str) -> None:
-    """Say nothing."""
+    pass
