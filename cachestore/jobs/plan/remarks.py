@@ -104,7 +104,6 @@ def _remark_own_captions(plan: Plan) -> Iterator[str]:
 
 
 def _read_roles(plan: Plan) -> set[str]:
-    """The roles that the model's encoders read."""
     return {one for column in plan.columns for one in (column.role, column.encoder, *companions(column.role, column.options))}
 
 

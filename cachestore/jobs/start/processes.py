@@ -307,7 +307,6 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answ
 
 
 def _read_signs(running: Sequence[_Running], care: Care) -> None:
-    """Read what the workers do, and show it."""
     seen = care.status_of([one.process.pid for one in running])
     shown = {rank.pid: rank for rank in seen.status.ranks} if seen.status is not None else {}
     for one in running:
