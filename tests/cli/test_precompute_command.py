@@ -206,6 +206,18 @@ def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(
     assert (returned, report["complete"], report["encoded"], report["encoded_here"]) == (OK, True, 13, 12), err
 
 
+@pytest.mark.parametrize("style", ["bar", "plain", "none"])
+def test_a_signal_while_the_command_plans_ends_it_at_once(asked, monkeypatch, style):
+    def plan_for_ever(*_arguments, **_named):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the signal only asked to stop")
+
+    monkeypatch.setattr("cachestore.jobs.start.launching.precompute_in_processes", plan_for_ever)
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, asked), "--progress", style])
+    assert ended.value.code == 128 + signal.SIGINT
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_on_says_what_it_did_itself(asked, gate):
     process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder))

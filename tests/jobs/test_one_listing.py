@@ -1,6 +1,7 @@
 """An invocation lists its source once and plans once, in however many processes; what its parent has planned, a worker takes over."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,14 @@ import pytest
 import cachestore as cs
 from cachestore.cli import main
 from cachestore.core.errors import Incomplete
+from cachestore.core.ranks import RankInfo
+from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.plan.planning import Planned
-from cachestore.jobs.share.workers import Heartbeat
+from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.workers import PLANNING, Heartbeat
+from cachestore.jobs.start.launching import precompute_in_processes
+from cachestore.jobs.start.processes import Care
 from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import planned
@@ -96,6 +102,16 @@ def test_workers_that_download_the_model_list_and_plan_themselves(data, root, ca
         listings, plans = calls()
         assert procs <= listings <= procs + 1
         assert 1 <= plans <= procs
+
+
+def test_what_the_calling_process_plans_is_shown_until_its_workers_begin(data, root, calls):
+    create_store(root)
+    seen: list[Any] = []
+    care = Care(Observer(Layout.at(root)).status_of_processes, lambda found: seen.extend(found.ranks))
+    assert precompute_in_processes(PrecomputeRequest(str(data), "model", str(root)), RankInfo(), care, 0).complete
+    own = [one for one in seen if one.pid == os.getpid()]
+    assert {f"listing {data}", "reading the model's files", PLANNING} <= {one.doing for one in own}
+    assert {one.phase for one in own} == {PLANNING}
 
 
 def test_a_plan_is_passed_on_as_it_was_made_and_not_if_the_model_is_another_or_the_plan_is_gone(data, root, makers):
