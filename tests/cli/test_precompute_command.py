@@ -408,5 +408,5 @@ def test_of_two_runs_with_different_resolutions_the_second_to_end_is_refused_as_
     gate.open()
     code, _out, err = ended(one)
     assert code == ERROR
-    assert "--replace encodes" in err
+    assert "--replace takes the new settings" in err
     assert [column.options.get("resolution") for column in fakes.catalog(tmp_path / "store").columns] == [1024, None]
