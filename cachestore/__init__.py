@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from cachestore.core.samples import Sample as Sample
     from cachestore.core.samples import Source as Source
     from cachestore.files.fingerprints import fingerprint as fingerprint
-    from cachestore.jobs.run.pass_loop import Report as Report
     from cachestore.jobs.share.progress import PassStatus as PassStatus
     from cachestore.jobs.share.progress import RankStatus as RankStatus
+    from cachestore.jobs.share.report import Report as Report
     from cachestore.jobs.start.fill import fill as fill
     from cachestore.jobs.start.forecast import Forecast as Forecast
     from cachestore.jobs.start.precompute import plan as plan
@@ -91,7 +91,7 @@ _NAMES = {
     "trainers.importing": "import_cache",
     "jobs.start.fill": "fill",
     "jobs.start.forecast": "Forecast",
-    "jobs.run.pass_loop": "Report",
+    "jobs.share.report": "Report",
     "jobs.start.precompute": "plan precompute",
     "train.batches": "BucketBatchSampler",
     "train.dataset": "CachedDataset",

@@ -106,7 +106,7 @@ def makers(monkeypatch):
     from tests import fakes
 
     makers = fakes.Makers()
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", makers)
     fakes.fake_processes(monkeypatch)
     return makers
 

@@ -224,7 +224,7 @@ def job(
     plan = plan_of(samples, encoders, extra=extra, prompts=prompts)
     publish_plan(layout, plan)
     read: Any = source or Pictures()
-    options.setdefault("listing", next(LISTINGS))
+    options.setdefault("listing_number", next(LISTINGS))
     return Job(layout, plan, encoders, read, RankInfo(rank, world), launch, **options)
 
 
@@ -293,7 +293,7 @@ def flip_entry(root, sample, encoder, name="train"):
 
 def as_launch(one: Job, launch, **options) -> Any:
     """The same job under another launch, which lists the source anew."""
-    return replace(one, launch=launch, **{"listing": next(LISTINGS), **options})
+    return replace(one, launch=launch, **{"listing_number": next(LISTINGS), **options})
 
 
 def open_pass(one: Job):
@@ -388,7 +388,7 @@ FAKE_MODEL = "FAKE_MODEL"
 
 @dataclass
 class Makers:
-    """Stands in for `request._encoders`: makes fake encoders by the model's name, and keeps those it made."""
+    """Stands in for `request.make_encoders`: makes fake encoders by the model's name, and keeps those it made."""
 
     made: list[FakeEncoder] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
@@ -413,9 +413,9 @@ class Makers:
 
 def planned(layout: Layout, request: Any, **how: Any) -> Any:
     """What `precompute` plans for a request, with the plan published."""
-    from cachestore.jobs.plan.planning import list_request, plan_request, published
+    from cachestore.jobs.plan.planning import list_request, plan_request, publish_if_new
 
-    return published(plan_request(layout, request, list_request(request), **how))
+    return publish_if_new(plan_request(layout, request, list_request(request), **how))
 
 
 def roles_manifest(folder: Path, rows: int = 6) -> Path:
@@ -449,8 +449,8 @@ def plug_in(options: dict[str, Any], **how: Any):
     from cachestore.files import stat_record
     from cachestore.jobs.plan import planning as request
 
-    makers, real, only = Makers(options=options, **how), request._encoders, os.environ.get(FAKE_MODEL)
-    request._encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
+    makers, real, only = Makers(options=options, **how), request.make_encoders, os.environ.get(FAKE_MODEL)
+    request.make_encoders = lambda layout, asked, **how: (makers if only in (None, asked.model) else real)(layout, asked, **how)
     if CALLS in os.environ:
         log_calls(setattr)
     stat_record.CHANGED_SECONDS = 0  # pyright: ignore[reportAttributeAccessIssue] - as conftest does for tests in this process
@@ -482,7 +482,7 @@ def work_here(monkeypatch):
     """Let commands and calls of this process do themselves what they would start one worker for. Tests of processes start them."""
     from cachestore.cli.work import silence, to_stderr
     from cachestore.jobs.start import launching
-    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.here import precompute_here
     from cachestore.jobs.start.processes import LISTING
 
     def work(request, _rank_info, launch, care, variables, *, planned=None):
@@ -495,7 +495,6 @@ def work_here(monkeypatch):
             return precompute_here(request, number=int(number) if number.isdecimal() else None, **how).as_json()
 
     monkeypatch.setattr(launching, "run_workers", work)
-    monkeypatch.setattr("cachestore.jobs.start.precompute.run_workers", work)
 
 
 def at_the_gate(items):
@@ -599,7 +598,7 @@ def play(body):
     """One job of a `Zygote`: `fill` with names as keys, or `precompute` with fake encoders. Returns its report."""
     import cachestore as cs
     from cachestore.jobs.plan.options import PrecomputeRequest
-    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.here import precompute_here
 
     if "fill" in body:
         with cs.open(body["store"], mode="a") as store:

@@ -13,7 +13,7 @@ from cachestore.care.verify import verify
 from cachestore.core.errors import EncodeFailed, Incomplete
 from cachestore.files.paths import Layout
 from cachestore.jobs.run.claiming import STUCK_SECONDS
-from cachestore.jobs.run.pass_loop import _close
+from cachestore.jobs.run.pass_loop import _end_round
 from cachestore.jobs.run.worker import Worker
 from cachestore.jobs.share.claims import Claims
 from cachestore.jobs.share.passes import join_pass, list_rounds, publish_done
@@ -113,7 +113,7 @@ class Closing:
             self.heartbeat() as heartbeat,
             closing(Worker(job, self.ref, heartbeat, clock=self.clock, sleep=lambda _seconds: self.sleep(self))) as worker,
         ):
-            return _close(self.job, self.ref, fakes.reconciler(self.job), worker, 0)
+            return _end_round(self.job, self.ref, fakes.reconciler(self.job), worker, 0)
 
     def heartbeat(self):
         return Heartbeat(self.job.layout, self.job.plan.name, 1, "launch", 0, 2, clock=self.clock)

@@ -480,7 +480,7 @@ def work(root, name, access):
             store.commit()
             with locked(store.layout.lock("commit"), seconds=1, mode=store.layout.mode):
                 pass
-        fakes.run(root, captions(name), FakeEncoder(), launch=name, listing=["one", "two", "three"].index(name) + 1)
+        fakes.run(root, captions(name), FakeEncoder(), launch=name, listing_number=["one", "two", "three"].index(name) + 1)
 
     return act
 

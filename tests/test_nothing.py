@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
         cs.fill(store, [(cs.key("own"), 1)], encode)
     make_store(root / "trained", [Row(f"{number}.png") for number in range(3)], recipes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request, "_encoders", fakes.Makers())
+        patch.setattr(request, "make_encoders", fakes.Makers())
         fakes.work_here(patch)
         patch.chdir(root)
         assert call_command("cachestore precompute pictures --model model --store store --quiet")[0] == "0"
@@ -119,9 +119,9 @@ def _here(folder, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    makers, real = fakes.Makers(), request._encoders
+    makers, real = fakes.Makers(), request.make_encoders
     monkeypatch.setattr(
-        request, "_encoders", lambda layout, asked, **how: (makers if asked.model == "model" else real)(layout, asked, **how)
+        request, "make_encoders", lambda layout, asked, **how: (makers if asked.model == "model" else real)(layout, asked, **how)
     )
     fakes.work_here(monkeypatch)
 

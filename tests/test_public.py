@@ -110,7 +110,7 @@ def test_every_public_name_can_be_called_twice_and_leaves_no_thread_and_no_open_
     for module in pkgutil.walk_packages(cs.__path__, "cachestore."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", fakes.Makers())
     (tmp_path / "p.txt").write_text("a cat\n")
     (tmp_path / "cached").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "cached" / "a.png")

@@ -29,6 +29,7 @@ NAMED_IN_SHARED = {
     ("core/ranks.py", "rank"): "one of the pair is given",
     ("core/ranks.py", "world-size"): "the other one",
     ("core/raw_tensors.py", "model"): "it says to import again",
+    ("jobs/share/report.py", "max-failures"): "only what encodes holds a report to it",
     ("store/write/commit.py", "access"): "it was given",
     ("store/read/unfinished.py", "name"): "only commands on one data set raise it, and all of them have it",
 }

@@ -25,9 +25,10 @@ from cachestore.encode.families.resamplers import DEFAULT, Resample
 from cachestore.files.opening import free_bytes
 from cachestore.files.scratch import scratch_folder
 from cachestore.jobs.plan.options import LOADED, PrecomputeRequest
-from cachestore.jobs.plan.planning import Planned, plan_request, published
-from cachestore.jobs.run.pass_loop import Report, run_pass
+from cachestore.jobs.plan.planning import Planned, plan_request, publish_if_new
+from cachestore.jobs.run.pass_loop import run_pass
 from cachestore.jobs.run.task import Cancel, Job, UnitReader
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.share.workers import host_name
 from cachestore.jobs.start.processes import processors
 from cachestore.jobs.start.ranks import Say, threads_for
@@ -377,6 +378,6 @@ class Passes:
             "resample": self.resample,
             **self.options,
         }
-        wanted = published(plan_request(layout, PrecomputeRequest.from_json(asked), listing, loaded=loaded))
+        wanted = publish_if_new(plan_request(layout, PrecomputeRequest.from_json(asked), listing, loaded=loaded))
         self.digests = load_digests(layout, host_name())
         return wanted

@@ -24,8 +24,9 @@ from cachestore.encode.batching.batches import Batches
 from cachestore.encode.batching.environment import library_defaults
 from cachestore.encode.batching.unit import Encoder, Resolved
 from cachestore.files.paths import Layout
+from cachestore.jobs.plan.encoders import encoders_of
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.plan.planning import encoders_of, files_of_request
+from cachestore.jobs.plan.planning import files_of_request
 from cachestore.jobs.share.workers import host_name
 from cachestore.jobs.start.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.sources.combined import files_of

@@ -21,7 +21,7 @@ from cachestore.files.records import encode_record
 from cachestore.jobs.plan.columns import images_in
 from cachestore.jobs.plan.comparison import compare
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.plan.planning import Planned, list_request, plan_request, published
+from cachestore.jobs.plan.planning import Planned, list_request, plan_request, publish_if_new
 from cachestore.jobs.plan.recorded_paths import is_there, source_paths
 from cachestore.jobs.run.pass_counts import OF_SOURCE
 from cachestore.jobs.run.reconcile import Reconciler
@@ -31,7 +31,7 @@ from cachestore.jobs.share.passes import read_done
 from cachestore.jobs.share.plan import Plan, read_plan
 from cachestore.jobs.share.progress import Observer
 from cachestore.jobs.share.retention import ReportedCatalog, generation_of_pass, reported_catalogs
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import Catalog, list_generations, list_names, newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
 
@@ -140,7 +140,7 @@ def _check_request(
         )
     wanted = plan_request(layout, request, list_request(request), compare_with=partial(_check_unchanged, request), is_dry=is_dry)
     if not is_dry:
-        wanted = published(wanted)
+        wanted = publish_if_new(wanted)
     if gone := _gone(catalog, wanted, missing):
         raise BadInput(
             f"the pictures of {plural(len(gone), 'sample')} of {catalog.name!r} with lost entries are gone ({first_of(gone)}); nothing was"

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data = "--data" if parsed.command in _DATA_IS_AN_OPTION else "DATA"
     try:
         with nullcontext() if parsed.command in HIDDEN else for_command_line(data), naming_extras():
-            return _run(parsed)
+            return _run_command(parsed)
     except BrokenPipeError:
         # The reader of our output has ended (`| head`). Python would report it again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -105,7 +105,7 @@ def _failed(error: Exception, parsed: argparse.Namespace) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), ERROR)
 
 
-def _run(parsed: argparse.Namespace) -> int:
+def _run_command(parsed: argparse.Namespace) -> int:
     """Run a command. A signal interrupts it, unless the command takes signals itself."""
     from cachestore.cli.terminal.stopping import in_shell, interrupting, to_stderr
 

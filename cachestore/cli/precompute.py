@@ -1,6 +1,7 @@
 """`cachestore precompute`: encode a data set into a store, on any number of ranks."""
 
 import argparse
+import os
 import time
 from dataclasses import fields, replace
 from importlib import import_module
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from cachestore.cli.terminal.progress import Progress
     from cachestore.core.ranks import RankInfo
     from cachestore.jobs.plan.options import PrecomputeRequest
-    from cachestore.jobs.run.pass_loop import Report
     from cachestore.jobs.share.progress import LaunchStatus
+    from cachestore.jobs.share.report import Report
 
 HELP = "encode captions, images and videos into a store"
 
@@ -90,13 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
         _print_forecast(arguments, request)
         return OK
     style = style_for(arguments.progress) if speaks and not arguments.quiet else "none"
-    # The signal only asks to stop, as an exception in the middle of drawing would leave half a bar. Rank 0 says that it stops.
+    # While workers run, the signal only asks to stop: an exception in the middle of drawing would leave half a bar. Rank 0 says it.
     began = time.monotonic()
     with (
         stopping(silence, arguments.line) as stop,
-        Progress(Path(request.store), style, "starting", stop.is_set) as progress,
+        Progress(Path(request.store), style, "starting", lambda: stop.signal is not None) as progress,
     ):
-        report = _run(request, rank_info, progress, stop, is_quiet=arguments.quiet)
+        report = _encode(request, rank_info, progress, stop, is_quiet=arguments.quiet)
     if arguments.json and speaks:
         print_json(report.as_json())
     elif speaks:
@@ -104,39 +105,22 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if report.complete else FAILURES
 
 
-def _run(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progress", stop: Stop, *, is_quiet: bool) -> "Report":
-    """Encode in other processes, also for a single rank, so that this one can show what they do at any moment.
-
-    If the same command has made the data set, this process plans: where nothing has to be encoded, none is started.
-    """
-    from cachestore.files.opening import status_of
+def _encode(request: "PrecomputeRequest", rank_info: "RankInfo", progress: "Progress", stop: Stop, *, is_quiet: bool) -> "Report":
+    """Encode in other processes, also for a single rank, so that this one can show what they do at any moment."""
     from cachestore.files.paths import Layout
-    from cachestore.jobs.start.launching import run_workers
+    from cachestore.jobs.start.launching import precompute_in_processes
     from cachestore.jobs.start.processes import Care
-    from cachestore.jobs.start.ranks import handed_on, launch_of, open_for_pass
+    from cachestore.store.write.listing_numbers import number_if_there
 
-    def look(pids: "Collection[int]") -> "LaunchStatus":
-        import_module("cachestore.cli.terminal.lines")  # what the end needs takes a third of a second: it is loaded while the workers start
-
+    def read(pids: "Collection[int]") -> "LaunchStatus":
+        if os.getpid() not in pids:  # what the end needs takes a third of a second: it is loaded while the workers start
+            import_module("cachestore.cli.terminal.lines")
         return progress.read(pids)
 
-    layout = Layout.at(request.store)
-    care = Care(look, progress.show, progress.seconds, stop, warn=progress.say, words=progress.words, is_quiet=is_quiet)
-    if status_of(layout.catalog_folder(request.name)) is not None and rank_info.found_in == "single process":
-        from cachestore.jobs.start.precompute import is_made, precompute_in_processes
-        from cachestore.store.write.listing_numbers import number_if_there
-
-        if is_made(request):
-            line = silence if is_quiet else progress.say
-            with number_if_there(layout, request.name) as number:
-                return precompute_in_processes(request, rank_info, care, number, in_memory={}, plans_here=True, say=line, warn=line)
-    # Workers of a store that exists must not make a new one if it disappears. Otherwise they make it, once they have listed the source.
-    is_there = status_of(layout.marker) is not None
-    variables = handed_on(open_for_pass(request.store, access=request.access)) if is_there else {}
-    found = run_workers(request, rank_info, launch_of(rank_info), care, variables)
-    from cachestore.jobs.run.pass_loop import Report
-
-    return Report.from_json(found)
+    say = progress.say
+    care = Care(read, progress.show, progress.seconds, stop, say=say, warn=say, words=progress.words, is_quiet=is_quiet)
+    with number_if_there(Layout.at(request.store), request.name) as number:
+        return precompute_in_processes(request, rank_info, care, number)
 
 
 def request_from(arguments: argparse.Namespace) -> "PrecomputeRequest":
@@ -219,8 +203,7 @@ def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "Prec
 
 def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest") -> None:
     from cachestore.encode.needs import in_words as not_made
-    from cachestore.jobs.start.forecast import in_words, memory_in_words
-    from cachestore.jobs.start.precompute import forecast_of
+    from cachestore.jobs.start.forecast import forecast_of, in_words, memory_in_words
 
     forecast = forecast_of(request)
     if arguments.json:

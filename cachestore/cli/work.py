@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     from cachestore.core.spelling import for_command_line
     from cachestore.files.opening import read_foreign
     from cachestore.jobs.plan.options import PrecomputeRequest
+    from cachestore.jobs.start.here import precompute_here
     from cachestore.jobs.start.launching import PLANNED, TYPED
     from cachestore.jobs.start.parent_watch import watch_parent
-    from cachestore.jobs.start.precompute import precompute_here
     from cachestore.jobs.start.processes import LISTING
 
     watch_parent(os.environ)

@@ -16,12 +16,13 @@ from cachestore.core.keys import Json, Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.option_types import allowed_failures
 from cachestore.jobs.plan.options import PrecomputeRequest, SharedOptions
-from cachestore.jobs.run.pass_loop import Report, held_to
 from cachestore.jobs.run.task import Cancel, OnProgress
 from cachestore.jobs.share.pace import with_pace
 from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.start.fill import fill as fill_here
-from cachestore.jobs.start.precompute import precompute_here, read_arguments
+from cachestore.jobs.start.here import precompute_here
+from cachestore.jobs.start.precompute import read_arguments
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.write.writer import Store
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 from cachestore.core.errors import CacheStoreError, Incomplete
 from cachestore.core.keys import Json
 from cachestore.core.words import plural
-from cachestore.jobs.run.pass_loop import Report
 from cachestore.jobs.run.task import Cancel, OnProgress
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.start.processes import STOP_SECONDS, UNSEEN_SECONDS, Child, joined_report
 
 ray: Any = import_module("ray")

@@ -21,7 +21,7 @@ from cachestore.files.paths import is_temporary
 from cachestore.sources.files import Files, Folder, Routed
 from cachestore.sources.folders import beside_tars, list_source
 from cachestore.sources.listing import Listing
-from cachestore.sources.memory import list_objects, list_rows
+from cachestore.sources.memory import asked_files, list_objects, list_rows
 from cachestore.sources.pipe import pipe_files
 from cachestore.sources.reading import PLAIN, ListingOptions
 from cachestore.sources.remarks import Problems, Refused, Remarks
@@ -193,9 +193,11 @@ def files_in_memory(in_memory: InMemory) -> Files:
 
 def files_of_sources(sources: Sequence[Source]) -> Files:
     """The files that references of these sources lead to. Lists tars only. Raises BadInput."""
-    if is_alone(sources):
-        return files_of(sources[0].data)
-    return _together({label: files_of(source.data) for label, source in zip(labels_of(sources), sources, strict=True)})
+    files = [
+        asked_files(pipe_files(os.environ), str(number)) if source.data == IN_MEMORY else files_of(source.data)
+        for number, source in enumerate(sources)
+    ]
+    return files[0] if is_alone(sources) else _together(dict(zip(labels_of(sources), files, strict=True)))
 
 
 def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> Iterator[Sample]:

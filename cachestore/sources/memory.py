@@ -316,12 +316,17 @@ def list_rows(path: Path, files: Files | None) -> Listing:
             raise BadInput(f"{path} is not a list of samples that another process of cachestore wrote")
         rows = [json.loads(line) for line in file]
     body = cast("dict[str, Any]", head)
-    prefix = body["asked_as"]
 
     def parse(remarks: Remarks) -> Iterator[Sample]:
         remarks.take(Remarks.from_json(body["remarks"]))
         for sample, images, captions, extras in rows:
             yield Sample(sample, {role: tuple(references) for role, references in images.items()}, tuple(captions), extras=extras)
+
+    return list_samples(asked_files(files, body["asked_as"]), parse, path, PLAIN)
+
+
+def asked_files(files: Files | None, prefix: str) -> Files:
+    """The files of a source in another process's memory, in a worker: pictures in memory are asked for through `files`, by `prefix`."""
 
     def route(reference: str) -> tuple[Files, str]:
         if not reference.startswith(MEMORY):
@@ -331,4 +336,4 @@ def list_rows(path: Path, files: Files | None) -> Listing:
         return files, f"{prefix}/{reference}"
 
     folder = Folder(Path.cwd())
-    return list_samples(Routed(route), parse, path, PLAIN)
+    return Routed(route)

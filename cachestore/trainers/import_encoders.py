@@ -10,7 +10,7 @@ from cachestore.core.spelling import option
 from cachestore.encode.batching.unit import Encoder
 from cachestore.encode.families import lookup
 from cachestore.files.paths import Layout
-from cachestore.jobs.plan.planning import encoders_of
+from cachestore.jobs.plan.encoders import encoders_of
 from cachestore.jobs.share.workers import host_name
 from cachestore.jobs.start.declared_model import IMPORTED, as_made
 from cachestore.store.write.model_digests import load_digests

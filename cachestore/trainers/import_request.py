@@ -10,7 +10,7 @@ from cachestore.core.keys import Json
 from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.paths import Access
-from cachestore.jobs.run.pass_loop import Report
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.reading import CaptionLines
 from cachestore.store.format.catalog import Catalog

@@ -187,7 +187,7 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
             request=request.hints(),
             cancel=cancel,
             on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
-            listing=listing_number,
+            listing_number=listing_number,
             compare=partial(check_name, plan, request),
         )
         report = run_pass(job)

@@ -48,7 +48,7 @@ import torch
 from PIL import Image
 
 import cachestore as cs
-from cachestore.jobs.run.pass_loop import Report
+from cachestore.jobs.share.report import Report
 
 RUNS = 3
 SIDE = 1024

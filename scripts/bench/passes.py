@@ -119,12 +119,12 @@ def take_part(manifest: str, store: str, rank: str, world: str) -> None:
 def lay_out(manifest: str, store: str) -> None:
     """Publish the plan in this process; prints what it took as JSON."""
     from cachestore.jobs.plan.options import PrecomputeRequest
-    from cachestore.jobs.plan.planning import list_request, plan_request, published
+    from cachestore.jobs.plan.planning import list_request, plan_request, publish_if_new
     from cachestore.store.write.commit import create_store
 
     begin = time.perf_counter()
     request = PrecomputeRequest(manifest, model_folder(), store, encode=("text",))
-    published(plan_request(create_store(Path(store)), request, list_request(request)))
+    publish_if_new(plan_request(create_store(Path(store)), request, list_request(request)))
     print(json.dumps({"seconds": time.perf_counter() - begin, "private_bytes": private_peak()}))
 
 

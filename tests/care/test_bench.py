@@ -14,7 +14,7 @@ from cachestore.care.bench_samples import Copies, list_captions, list_pictures, 
 from cachestore.cli import ERROR, OK, USAGE, main
 from cachestore.encode.models import random_model
 from cachestore.encode.pictures import images, shots
-from cachestore.jobs.run.pass_loop import Report
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.share.stages import STAGES
 from tests.fakes import ROOT
 

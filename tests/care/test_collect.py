@@ -63,7 +63,7 @@ def job(root, *texts, name="train", encoder=None):
     layout, plan = create_store(root), fakes.plan_of(captions(*texts), encoders, name=name)
     publish_plan(layout, plan)
     plan = read_plan(layout, plan.name)
-    return Job(layout, plan, encoders, source, RankInfo(0, 1), f"launch {os.urandom(4).hex()}", listing=next(fakes.LISTINGS))
+    return Job(layout, plan, encoders, source, RankInfo(0, 1), f"launch {os.urandom(4).hex()}", listing_number=next(fakes.LISTINGS))
 
 
 def run(root, *texts, **options):

@@ -13,7 +13,7 @@ from cachestore.cli import ERROR, OK, main
 from cachestore.core.errors import BadInput, Incomplete, RecipeMismatch, StoreNotFound
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.read.snapshot import list_segments
 from tests import fakes
 from tests.fakes import asks_for, catalog, flip_entry

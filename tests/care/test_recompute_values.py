@@ -16,7 +16,7 @@ from cachestore.core.errors import BadInput, EncodeFailed, RecipeMismatch
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import newest_catalog
 from cachestore.store.read.snapshot import list_segments
 from cachestore.store.write.append import Appender
@@ -40,7 +40,7 @@ def answer(batch):
 @pytest.fixture
 def makers(monkeypatch):
     makers = fakes.Makers(options={"answer": answer})
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", makers)
     monkeypatch.setattr("cachestore.care.recompute.encoders_of", lambda request, known: makers(None, request))
     return makers
 

@@ -13,7 +13,7 @@ from cachestore.cli import main
 from cachestore.core.errors import BadInput, FormatError, StoreNotFound, WriteFailed
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import list_generations
 from cachestore.store.write.catalog_writer import publish_draft
 from tests import fakes

@@ -539,9 +539,7 @@ def test_a_run_that_has_nothing_to_do_starts_no_process(run, run_json, data, mak
     assert run_json(*arguments)[1]["encoded"] == 7
     started = []
     real = launching.run_workers
-    for module in ("launching", "precompute"):
-        path = f"cachestore.jobs.start.{module}.run_workers"
-        monkeypatch.setattr(path, lambda *some, **named: started.append(some) or real(*some, **named))
+    monkeypatch.setattr(launching, "run_workers", lambda *some, **named: started.append(some) or real(*some, **named))
     code, found = run_json(*arguments)
     assert (code, found["reused"], found["encoded"], started) == (OK, 7, 0, [])
     assert "7 values, 7 of them in the store already; 0 to encode" in run(*arguments)[2]

@@ -206,6 +206,18 @@ def test_a_signal_publishes_what_is_encoded_and_prints_the_command_that_goes_on(
     assert (returned, report["complete"], report["encoded"], report["encoded_here"]) == (OK, True, 13, 12), err
 
 
+@pytest.mark.parametrize("style", ["bar", "plain", "none"])
+def test_a_signal_while_the_command_plans_ends_it_at_once(asked, monkeypatch, style):
+    def plan_for_ever(*_arguments, **_named):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the signal only asked to stop")
+
+    monkeypatch.setattr("cachestore.jobs.start.launching.precompute_in_processes", plan_for_ever)
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, asked), "--progress", style])
+    assert ended.value.code == 128 + signal.SIGINT
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_on_says_what_it_did_itself(asked, gate):
     process = command(*asked, FAKE_ENCODER_GATE=str(gate.folder))
@@ -340,7 +352,7 @@ def test_what_a_killed_run_published_is_reported_alike_by_status_and_by_the_plan
     assert main(["status", str(asked[5]), "--json"]) == OK
     [reported] = json.loads(capsys.readouterr().out)["plans"]
     assert (reported["encoded"], reported["finished"]) == (12, 0)
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", fakes.Makers())
     assert main([*map(str, asked), "--plan-only", "--json"]) == OK
     forecast = json.loads(capsys.readouterr().out)
     assert (forecast["present"], forecast["to_encode"], forecast["published"], forecast["left"]) == (0, 12, 12, 0)
@@ -396,5 +408,5 @@ def test_of_two_runs_with_different_resolutions_the_second_to_end_is_refused_as_
     gate.open()
     code, _out, err = ended(one)
     assert code == ERROR
-    assert "--replace encodes" in err
+    assert "--replace takes the new settings" in err
     assert [column.options.get("resolution") for column in fakes.catalog(tmp_path / "store").columns] == [1024, None]

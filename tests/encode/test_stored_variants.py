@@ -21,7 +21,7 @@ from cachestore.cli.terminal.lines import training_lines
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import forecast_of
+from cachestore.jobs.start.forecast import forecast_of
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_segments
 from tests.fakes import ROOT, catalog, publish_catalog

@@ -23,8 +23,7 @@ from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.samples import Sample
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.run.task import UnitReader
-from cachestore.jobs.start.forecast import in_words
-from cachestore.jobs.start.precompute import forecast_of
+from cachestore.jobs.start.forecast import forecast_of, in_words
 from cachestore.sources.folders import list_source
 from cachestore.sources.memory import list_objects
 from cachestore.sources.reading import ListingOptions

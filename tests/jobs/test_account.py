@@ -9,7 +9,7 @@ import cachestore as cs
 from cachestore.cli import OK, USAGE, main
 from cachestore.core.errors import BadUsage
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.report.write import write_report
 from cachestore.store.write.commit import create_store
 from tests.fakes import asks_for

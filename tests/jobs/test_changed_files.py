@@ -14,8 +14,9 @@ import cachestore as cs
 from cachestore.cli import main
 from cachestore.core.keys import Recipe
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.plan.planning import _reread_files
-from cachestore.jobs.start.precompute import forecast_of, precompute_here
+from cachestore.jobs.plan.remarks import count_reread_files
+from cachestore.jobs.start.forecast import forecast_of
+from cachestore.jobs.start.here import precompute_here
 from cachestore.sources.files import Folder
 from cachestore.store.write.model_digests import load_digests, publish_digests
 from tests import fakes
@@ -109,7 +110,7 @@ def test_a_value_of_another_encoder_is_dropped_where_its_picture_was_replaced(da
 
 def test_a_picture_replaced_after_a_run_was_stopped_is_encoded_again(data, root, monkeypatch):
     makers = fakes.Makers(options={"limit": 2})
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", makers)
 
     class Stop:
         def is_set(self):
@@ -288,7 +289,7 @@ def test_a_recheck_reads_the_pictures_of_values_that_it_does_not_make(data, root
 def test_a_recheck_that_joins_an_unfinished_pass_reads_what_that_has_recorded(data, root, monkeypatch):
     forging(monkeypatch)
     makers = fakes.Makers(options={"limit": 2})
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", makers)
 
     class Stop:
         def is_set(self):
@@ -350,7 +351,7 @@ def test_files_of_the_model_that_are_not_as_the_data_set_was_made_with_are_count
         return Recipe("latents", {"files": files}, {})
 
     plan, previous = SimpleNamespace(recipes=[made(a="1", b="2", c="3")]), SimpleNamespace(recipes={"": made(a="1", b="other")})
-    assert _reread_files(plan, previous) == {"model_files": 3, "model_files_changed": 1}  # pyright: ignore[reportArgumentType]
+    assert count_reread_files(plan, previous) == {"model_files": 3, "model_files_changed": 1}  # pyright: ignore[reportArgumentType]
 
 
 def test_two_digests_of_one_stat_record_count_as_none(layout):

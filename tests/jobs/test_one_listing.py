@@ -1,6 +1,7 @@
 """An invocation lists its source once and plans once, in however many processes; what its parent has planned, a worker takes over."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,15 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import main
+from cachestore.core.errors import Incomplete
+from cachestore.core.ranks import RankInfo
+from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.plan.planning import taken_over
-from cachestore.jobs.share.workers import Heartbeat
+from cachestore.jobs.plan.planning import Planned
+from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.workers import PLANNING, Heartbeat
+from cachestore.jobs.start.launching import precompute_in_processes
+from cachestore.jobs.start.processes import Care
 from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import planned
@@ -63,8 +70,9 @@ def test_a_forecast_lists_and_plans_once(data, root, calls, capsys):
     assert calls() == (1, 1)
 
 
-def test_a_command_lists_and_plans_once(data, root, calls, capfd):
-    line = ["precompute", str(data), "--model", "model", "--store", str(root), "--quiet"]
+@pytest.mark.parametrize("more", [[], ["--procs", "2"], ["--rank", "0", "--world-size", "1"], ["--recheck"]], ids=str)
+def test_a_command_lists_and_plans_once(data, root, calls, capfd, more):
+    line = ["precompute", str(data), "--model", "model", "--store", str(root), "--quiet", *more]
     for expected in ((1, 1), (1, 0)):
         assert main(line) == 0
         assert calls() == expected
@@ -73,18 +81,65 @@ def test_a_command_lists_and_plans_once(data, root, calls, capfd):
     assert calls() == (1, 1)
 
 
-def test_a_plan_is_taken_over_as_it_was_handed_on_and_not_if_the_model_is_another_or_the_plan_is_gone(data, root, makers):
+@pytest.mark.parametrize("procs", [None, 2])
+@pytest.mark.parametrize("has_two", [False, True])
+def test_samples_in_memory_are_listed_and_planned_once(data, root, calls, procs, has_two, monkeypatch):
+    rows = [cs.Sample(path.name, {"image": path.read_bytes() + b"!"}, ("a caption",)) for path in sorted(data.iterdir())]
+    samples = [cs.Source(rows, name="a"), cs.Source(data, name="b")] if has_two else rows
+    monkeypatch.setattr("cachestore.sources.memory.write_rows", lambda *_arguments: pytest.fail("rows were written for a worker to list"))
+    report = cs.precompute(samples, model="model", store=root, procs=procs)
+    assert (report.complete, report.encoded_here) == (True, report.wanted)
+    assert calls() == (1, 1)
+    assert cs.precompute(samples, model="model", store=root, procs=procs).encoded == 0
+    assert calls() == (1, 0)
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_workers_that_download_the_model_list_and_plan_themselves(data, root, calls, procs):
+    samples = [cs.Sample(path.name, {"image": path.read_bytes()}, ("a caption",)) for path in sorted(data.iterdir())]
+    for source in (data, samples):
+        assert cs.precompute(source, model="far-away", store=root, procs=procs, name=type(source).__name__).complete
+        listings, plans = calls()
+        assert procs <= listings <= procs + 1
+        assert 1 <= plans <= procs
+
+
+def test_what_the_calling_process_plans_is_shown_until_its_workers_begin(data, root, calls):
+    create_store(root)
+    seen: list[Any] = []
+    care = Care(Observer(Layout.at(root)).status_of_processes, lambda found: seen.extend(found.ranks))
+    assert precompute_in_processes(PrecomputeRequest(str(data), "model", str(root)), RankInfo(), care, 0).complete
+    own = [one for one in seen if one.pid == os.getpid()]
+    assert {f"listing {data}", "reading the model's files", PLANNING} <= {one.doing for one in own}
+    assert {one.phase for one in own} == {PLANNING}
+
+
+def test_a_plan_is_passed_on_as_it_was_made_and_not_if_the_model_is_another_or_the_plan_is_gone(data, root, makers):
     request = PrecomputeRequest(str(data), "model", str(root))
     layout = create_store(root)
     before = planned(layout, request)
-    body = json.loads(json.dumps(before.handed_on()))
+    body = json.loads(json.dumps(before.as_json()))
     with Heartbeat(layout, "", 0, "launch", 0, 1) as heartbeat:
-        found = taken_over(layout, before.request, body, heartbeat)
-        assert found is not None
+        found = Planned.from_json(layout, before.request, body, heartbeat)
         assert found.plan.name == before.plan.name
-        for name in ("intent", "remarks", "unused", "how", "not_made_here"):
+        for name in ("intent", "remarks", "unused", "how", "not_made_here", "model_files"):
             assert getattr(found, name) == getattr(before, name)
         assert found.files.read("00.png") == before.files.read("00.png")
+        with pytest.raises(Incomplete, match="the plan is gone"):
+            Planned.from_json(layout, before.request, {**body, "plan": "0" * 64}, heartbeat)
         makers.options["model"] = "another"
-        assert taken_over(layout, before.request, body, heartbeat) is None
-        assert taken_over(layout, before.request, {**body, "plan": "0" * 64}, heartbeat) is None
+        with pytest.raises(Incomplete, match="the model's files have changed"):
+            Planned.from_json(layout, before.request, body, heartbeat)
+
+
+def test_a_plan_that_cannot_be_read_from_the_store_is_not_passed_on(data, root, calls):
+    asked: dict[str, Any] = {"model": "model", "store": root}
+    cs.precompute(data, **asked)
+    [path] = root.glob("plans/*/plan.safetensors")
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    (data / "00.png").write_bytes(b"another picture of the same name")
+    calls()
+    assert cs.precompute(data, **asked).complete
+    listings, plans = calls()
+    assert (listings, plans) == (2, 2), "the worker cannot read it either"

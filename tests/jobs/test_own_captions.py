@@ -15,7 +15,8 @@ from cachestore.core.inputs import combined_digest
 from cachestore.core.keys import digest_text
 from cachestore.jobs.plan.columns import cells_of
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import forecast_of, precompute_here
+from cachestore.jobs.start.forecast import forecast_of
+from cachestore.jobs.start.here import precompute_here
 from tests import fakes
 from tests.fakes import catalog
 

@@ -9,7 +9,8 @@ from cachestore.cli import DAMAGE, OK, main
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share.plan import read_plan
-from cachestore.jobs.start.precompute import forecast_of, precompute_here
+from cachestore.jobs.start.forecast import forecast_of
+from cachestore.jobs.start.here import precompute_here
 from tests.fakes import adds_up, catalog, tells_of
 from tests.sources.sources import folder
 

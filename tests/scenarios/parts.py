@@ -93,12 +93,12 @@ def precompute(body: Mapping[str, Any]):
     """One rank of a `precompute` over pictures, in as many buckets as it is told."""
     from cachestore.jobs.plan import planning as request
     from cachestore.jobs.plan.options import PrecomputeRequest
-    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.here import precompute_here
 
     def encoders(_layout, asked, **_how):
         return (Bucketed("latents", model=asked.model, limit=16, buckets=body["buckets"]),)
 
-    request._encoders = encoders  # pyright: ignore[reportAttributeAccessIssue]
+    request.make_encoders = encoders  # pyright: ignore[reportAttributeAccessIssue]
     ranks = {"rank": body["rank"], "world_size": body["world_size"]}
     asked = PrecomputeRequest(body["data"], "model", body["store"], encode=("latents",), name=body["name"], **ranks)
     return precompute_here(asked).as_json()

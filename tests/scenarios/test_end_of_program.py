@@ -33,7 +33,7 @@ path, held_by, folder, has_forked = sys.argv[1], sys.argv[2], Path(sys.argv[3]),
 data, store = cs.CachedDataset(path), cs.open(path)
 sampler = cs.BucketBatchSampler(data, 2)
 prefetcher = Prefetcher(data)
-makers = cachestore.jobs.plan.planning._encoders = fakes.Makers()
+makers = cachestore.jobs.plan.planning.make_encoders = fakes.Makers()
 makers.make = ReadableEncoder
 encoding = cs.ReadThrough.of("model", store=folder / "encoded").open(fakes.captioned(folder / "pictures", 70))
 written = cs.open(folder / "written", mode="a")

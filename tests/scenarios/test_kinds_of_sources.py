@@ -13,7 +13,7 @@ from cachestore.cli import main
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.start import precompute as run
-from cachestore.jobs.start.precompute import forecast_of
+from cachestore.jobs.start.forecast import forecast_of
 from tests import fakes
 from tests.fakes import asks_for, catalog
 from tests.leaks import held

@@ -16,7 +16,7 @@ from cachestore.files import publish as publishing
 from cachestore.files.marker import check_for_reading, check_for_writing
 from cachestore.files.removal import remove_file
 from cachestore.jobs.share.workers import Heartbeat
-from cachestore.jobs.start import precompute as run
+from cachestore.jobs.start import ranks as run
 from cachestore.store.read.snapshot import load_snapshot, open_layout
 from tests.fakes import ROOT
 
@@ -160,7 +160,7 @@ class TestWriting:
 
     def test_workers_that_are_started_make_no_other_store(self, root, leave, monkeypatch):
         layout = open_layout(run.Layout.at(root))
-        for name, value in run.handed_on(layout).items():
+        for name, value in run.store_variables(layout).items():
             monkeypatch.setenv(name, value)
         assert run.open_for_pass(str(root)) == layout
         with pytest.raises(cs.ReadFailed, match=leave()):

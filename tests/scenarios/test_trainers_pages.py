@@ -93,10 +93,12 @@ def model(tmp_path_factory):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with photographs, in which `precompute` encodes in this process."""
-    from cachestore.jobs.start.precompute import precompute_here
+    from cachestore.jobs.start.here import precompute_here
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cachestore.jobs.start.launching.run_workers", lambda request, *_others: precompute_here(request).as_json())
+    monkeypatch.setattr(
+        "cachestore.jobs.start.launching.run_workers", lambda request, *_others, **_named: precompute_here(request).as_json()
+    )
     for number, picture in enumerate(PHOTOS):
         path = trainers.make_source(tmp_path / "photos", [picture]) / picture.reference
         noise = np.random.default_rng(number).integers(0, 256, (4, 4, 3), np.uint8)

@@ -16,7 +16,7 @@ import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.files.paths import Layout, Mode
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.read.snapshot import list_segments, open_layout
 from tests import fakes
 from tests.shares import share

@@ -12,7 +12,7 @@ from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import caption_key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.remote.transfer import segments_of
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_segments, load_snapshot

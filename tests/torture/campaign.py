@@ -31,7 +31,7 @@ _WARM: Final = (
     "numpy.ma",
     "cachestore.encode.batching.environment",
     "cachestore.encode.pictures.images",
-    "cachestore.jobs.start.forecast",
+    "cachestore.jobs.start.here",
     "cachestore.care.recompute",
     "cachestore.store.read.stats",
     "cachestore.store.write.writer",

@@ -24,7 +24,7 @@ from cachestore.care import collect as upkeep
 from cachestore.care import repair as repairing
 from cachestore.core.keys import Key
 from cachestore.files.paths import MARKER
-from cachestore.jobs.start import precompute as run
+from cachestore.jobs.start import here as run
 from cachestore.store.format.findings import HARMLESS
 from cachestore.store.write.commit import create_store
 from tests.torture import jobs

@@ -22,7 +22,7 @@ from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share import agreement, choice, workers
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import Catalog, Cell, make_column, newest_catalog
 from cachestore.store.format.entry import Entry, make_entry
 from cachestore.store.format.segment import read_contents

@@ -24,7 +24,7 @@ from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.run import reconcile
-from cachestore.jobs.start import precompute as run
+from cachestore.jobs.start import here as run
 from cachestore.store.format.catalog import Catalog, list_generations, newest_catalog, read_catalog
 from tests import fakes
 from tests.torture import jobs
@@ -97,7 +97,7 @@ def _be(request: PrecomputeRequest, notes: Path, stops: Sequence[int]) -> None:
     really = reconcile.publish_catalog
 
     def publish(presence: Any, job: Any, *others: Any) -> Any:
-        reported.update(listing=job.listing, rows=list(job.plan.ids))
+        reported.update(listing=job.listing_number, rows=list(job.plan.ids))
         return really(presence, job, *others)
 
     reconcile.publish_catalog = publish

@@ -24,7 +24,7 @@ from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.read.snapshot import list_indexes, list_segments
 from tests import fakes
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
@@ -83,7 +83,7 @@ def build(folder: Path, count: int, seed: int) -> Truth:
     make_store(store, [Row(f"{n}.png", (f"caption {n}",)) for n in range(ROWS)], made)
     makers = fakes.Makers(make=ReadableEncoder, has_roles=True)
     manifest = str(fakes.roles_manifest(folder / "roles", ROWS))
-    with patch.object(cachestore.jobs.plan.planning, "_encoders", makers):
+    with patch.object(cachestore.jobs.plan.planning, "make_encoders", makers):
         precompute_here(PrecomputeRequest(manifest, "model", str(store), name="roles", frames=(FRAMES,)))
     data, roles = cs.CachedDataset(store), cs.CachedDataset(store, "roles")
     with cs.open(store) as reader:

@@ -24,7 +24,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share.attempts import Attempts
 from cachestore.jobs.share.retention import open_passes
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import list_generations, list_names, read_catalog
 from cachestore.store.format.segment import read_contents
 from cachestore.store.read.reader import Reader
@@ -77,7 +77,7 @@ def without_waiting() -> Generator[None]:
 @contextmanager
 def fake_encoders() -> Generator[None]:
     """For the block: `precompute` makes its encoders without models, and nothing is synced."""
-    with without_waiting(), patch.object(cachestore.jobs.plan.planning, "_encoders", _makers):
+    with without_waiting(), patch.object(cachestore.jobs.plan.planning, "make_encoders", _makers):
         yield
 
 

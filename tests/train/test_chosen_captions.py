@@ -187,7 +187,7 @@ def test_what_precompute_encodes_under_a_policy_is_what_the_data_set_asks_for(tm
         def encode(self, batch):
             return {key: stored_text(made.text, caption) for key, caption in batch}
 
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", lambda _layout, _request, **_how: (Encoder(),))
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", lambda _layout, _request, **_how: (Encoder(),))
     captions: dict[str, Any] = {"a": ["red, small, cat, old, fat", "a cat"], "b": "dog", "c": "", "d": ["x, y", "x", "z"]}
     (tmp_path / "m.jsonl").write_text("".join(json.dumps({"id": name, "caption": one}) + "\n" for name, one in captions.items()))
     report = cs.precompute(tmp_path / "m.jsonl", model="m", store=path, encode=("text",), captions=POLICY, inline=True)

@@ -18,7 +18,7 @@ from cachestore.store.read.reader import Reader
 from cachestore.train.facts import count_buckets
 
 if TYPE_CHECKING:
-    from cachestore.jobs.run.pass_loop import Report
+    from cachestore.jobs.share.report import Report
 
 _MAX_ROWS: Final = 4096
 _LEFT_OUT: Final = 4

@@ -1,54 +1,46 @@
 """Makes the plan of a request, the same on every rank. Encodes nothing.
 
-`plan_request` is the whole way: names, encoders, columns, the plan, and what it changes. `published` then shows the plan to others.
+`plan_request` is the whole way: names, encoders, columns, the plan, and what it changes. `publish_if_new` then shows the plan to others.
 """
 
-import importlib.util
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.captions import CaptionPolicy, has_wildcards
-from cachestore.core.errors import BadInput, BadUsage, FormatError, MissingExtra, how_to_install
-from cachestore.core.inputs import READ_HERE, companions
-from cachestore.core.keys import Json, Recipe, canonical, canonical_text, digest_parts
-from cachestore.core.samples import CAPTION, CONTROL, IMAGE, MASK, VIDEO, Sample, role_of
+from cachestore.core.errors import BadUsage, FormatError, Incomplete
+from cachestore.core.inputs import READ_HERE
+from cachestore.core.keys import Json, canonical, canonical_text, digest_parts
+from cachestore.core.samples import CONTROL, IMAGE, MASK, VIDEO, Sample
 from cachestore.core.spelling import option
-from cachestore.core.words import first_of, listed, noun, plural
+from cachestore.core.words import plural
 from cachestore.encode.batching.unit import Encoder
-from cachestore.encode.families.resamplers import DEFAULT, check_resampler
-from cachestore.encode.pictures.bucket_rules import STEP, BucketSettings
-from cachestore.files.fingerprints import digest_file
 from cachestore.files.paths import Layout
-from cachestore.jobs.plan.chosen import as_trainer, resampled, with_chosen
-from cachestore.jobs.plan.columns import own_inputs, rows_with_any, rows_without_picture
+from cachestore.jobs.plan.chosen import as_trainer, with_chosen
 from cachestore.jobs.plan.comparison import Compare, compare
+from cachestore.jobs.plan.encoders import check_latents, check_resamplers, encoders_of, make_encoders, needs_of_request, refuse_unmade
 from cachestore.jobs.plan.options import LATENTS, PrecomputeRequest
-from cachestore.jobs.plan.recorded_paths import gone_paths
+from cachestore.jobs.plan.remarks import count_reread_files, not_made, references_of, remark_without_picture, remarks_on, remarks_on_paths
 from cachestore.jobs.plan.wanted_columns import NAMED_ROLES, picture_role, wanted_columns
 from cachestore.jobs.share.agreement import Intent, counted, wait_for_rank_0
 from cachestore.jobs.share.plan import ColumnRequest, Plan, build_plan, is_published, plan_name, publish_plan, read_plan
-from cachestore.jobs.share.workers import PLANNING, Heartbeat, host_name
+from cachestore.jobs.share.workers import PLANNING, Heartbeat
 from cachestore.sources.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.sources.files import IMAGE_SUFFIXES, Files
 from cachestore.sources.listing import Listing, with_alpha
 from cachestore.sources.remarks import Refused, Remarks
 from cachestore.sources.unused import unused_in_words
-from cachestore.store.format.catalog import Catalog, newest_catalog
-from cachestore.store.write.model_digests import load_digests, publish_digests
+from cachestore.store.format.catalog import newest_catalog
 
 if TYPE_CHECKING:
     from cachestore.encode.models.loaded import LoadedModel
     from cachestore.encode.needs import Need
-    from cachestore.encode.recipes import ModelRequest
 
 
 PLAN_SECONDS: Final = 5.0
 """How long a rank other than 0 waits for the plan if it sees no rank 0. Then it builds the plan itself."""
-
-_PYAV: Final = "av"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +59,7 @@ class Planned:
     compare: Compare
     """Compares the plan with a catalog that it would replace, now and before it is published."""
     is_new: bool = False
-    """Whether the plan was built here and is not published."""
+    """Whether the plan was built here and cannot be read from the store."""
     remarks: tuple[str, ...] = ()
     """What a user should know before the run."""
     not_made_here: tuple[str, ...] = ()
@@ -79,31 +71,34 @@ class Planned:
     how: tuple[str, ...] = ()
     """What is done as the trainer of `--buckets` does it, and how the values differ from those of diffusers' own training script."""
 
-    def handed_on(self) -> dict[str, Json]:
-        """Return as JSON what another process needs to work on the published plan; `taken_over` is the inverse."""
+    def as_json(self) -> dict[str, Json] | None:
+        """Return as JSON what another process needs to work on the published plan; None if the plan there cannot be read."""
+        if self.is_new:
+            return None
         lists = {name: list(getattr(self, name)) for name in _LISTS}
-        return {"plan": self.plan.name, "intent": asdict(self.intent), **lists}
+        return {"plan": self.plan.name, "intent": asdict(self.intent), "model_files": dict(self.model_files), **lists}
+
+    @classmethod
+    def from_json(cls, layout: Layout, request: PrecomputeRequest, body: Mapping[str, Any], heartbeat: Heartbeat) -> "Planned":
+        """Return what another process has planned, from the result of its `as_json`: nothing is listed or built again.
+
+        `request` is the one that was planned. Raises Incomplete if the plan or the model is not as it was there.
+        """
+        plan, again = _read_plan(layout, body["plan"]), "run the same command again"
+        if plan is None:
+            raise Incomplete(f"the plan is gone since the work began; {again}")
+        # Also with `recheck`, the digests of the model's files are those that the other process has just published.
+        encoders = make_encoders(layout, replace(request, recheck=False), is_dry=False, rise=heartbeat.rise)[: len(plan.recipes)]
+        if [one.recipe.fingerprint for one in encoders] != [one.fingerprint for one in plan.recipes]:
+            raise Incomplete(f"the model's files have changed since the work began; {again}")
+        files = files_of_request(request)
+        lists: dict[str, Any] = {name: tuple(body[name]) for name in _LISTS}
+        intent, comparing = Intent(**body["intent"]), partial(compare, replace_allowed=request.replace, asked=request.hints())
+        _announce(layout, heartbeat, intent)
+        return cls(layout, request, files, encoders, plan, intent, comparing, model_files=body["model_files"], **lists)
 
 
 _LISTS: Final = ("remarks", "not_made_here", "unused", "how")
-
-
-def taken_over(layout: Layout, request: PrecomputeRequest, body: Mapping[str, Any], heartbeat: Heartbeat) -> Planned | None:
-    """Return what another process has planned: nothing is listed or built again. None if the plan or the model is not as it was there."""
-    plan = _read_plan(layout, body["plan"])
-    if plan is None:
-        return None
-    encoders = _encoders(layout, request, is_dry=False)[: len(plan.recipes)]
-    if [one.recipe.fingerprint for one in encoders] != [one.fingerprint for one in plan.recipes]:
-        return None
-    try:
-        files = files_of_request(request)
-    except BadInput:
-        return None
-    lists: dict[str, Any] = {name: tuple(body[name]) for name in _LISTS}
-    intent, comparing = Intent(**body["intent"]), partial(compare, replace_allowed=request.replace, asked=request.hints())
-    _announce(layout, heartbeat, intent)
-    return Planned(layout, request, files, encoders, plan, intent, comparing, **lists)
 
 
 def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) -> Listing:
@@ -146,9 +141,10 @@ def plan_request(
     if heartbeat is not None:
         heartbeat.show(doing="reading the model's files")
     needs = needs_of_request(request, loaded)
-    encoders = _encoders(layout, request, is_dry=is_dry) if loaded is None else encoders_of(request, {}, loaded)
+    rise = (lambda: None) if heartbeat is None else heartbeat.rise
+    encoders = make_encoders(layout, request, is_dry=is_dry, rise=rise) if loaded is None else encoders_of(request, {}, loaded)
     request, encoders = with_chosen(layout, request, encoders)
-    _check_latents(request, encoders)
+    check_latents(request, encoders)
     columns = wanted_columns(encoders, request)
     asked, intent = _intent_of(request, encoders, columns, listing)
     if heartbeat is not None:
@@ -159,17 +155,17 @@ def plan_request(
         plan = _build(request, listing, encoders, columns, asked=asked, intent=intent, needs=needs, heartbeat=heartbeat)
     encoders = encoders[: len(plan.recipes)]
     previous = newest_catalog(layout, request.name, io="mmap")
-    unused = listing.unused(_references_of(plan)).as_json()
+    unused = listing.unused(references_of(plan)).as_json()
     if not plan.unit_count and (plan.ids or previous is None):  # else all samples leave an existing data set: `compare` handles that
         raise BadUsage(
             _nothing_in_words(request, len(plan.ids), (*plan.remarks, *unused_in_words(listing.unused(()).as_json()))), option="data"
         )
-    _check_resampler(plan, encoders)
+    check_resamplers(plan, encoders)
     comparing = compare_with or partial(compare, replace_allowed=request.replace, asked=request.hints())
-    changes = (*comparing(plan, previous), *_what_moved(plan, previous, request))
-    not_made = _not_made(needs, plan)
-    if request.strict and not_made:
-        _refuse(not_made)
+    changes = (*comparing(plan, previous), *remarks_on_paths(plan, previous, request))
+    unmade = not_made(needs, plan)
+    if request.strict and unmade:
+        refuse_unmade(unmade)
     return Planned(
         layout,
         request,
@@ -180,8 +176,8 @@ def plan_request(
         comparing,
         is_new=earlier is None,
         remarks=(*plan.remarks, *filter(None, (plan.without_picture,)), *changes),
-        not_made_here=not_made,
-        model_files=_reread_files(plan, previous) if request.recheck else {},
+        not_made_here=unmade,
+        model_files=count_reread_files(plan, previous) if request.recheck else {},
         unused=tuple(unused),
         how=(
             *as_trainer(request, encoders),
@@ -190,12 +186,13 @@ def plan_request(
     )
 
 
-def published(planned: Planned) -> Planned:
+def publish_if_new(planned: Planned) -> Planned:
     """Publish a plan that is not published yet. As it is read from disk, it takes less memory."""
     if not planned.is_new:
         return planned
     publish_plan(planned.layout, planned.plan)
-    return replace(planned, plan=_read_plan(planned.layout, planned.plan.name) or planned.plan, is_new=False)
+    there = _read_plan(planned.layout, planned.plan.name)
+    return planned if there is None else replace(planned, plan=there, is_new=False)
 
 
 def _read_plan(layout: Layout, name: str) -> Plan | None:
@@ -279,13 +276,11 @@ def _build(
     remarks = (
         *seen.in_words(),
         *(texts.in_words() if _asks_for_text(request) else ()),
-        *_own_captions(plan),
         *(() if plan.ids else (_nothing_in_words(request, 0, ()),)),
-        *_partly(plan, needs),
-        *_unread(plan),
+        *remarks_on(plan, needs),
     )
     refused = [(one.sample, one.reason) for one in seen.refused]
-    without_picture = _without_picture(plan, seen.rows_without_picture)
+    without_picture = remark_without_picture(plan, seen.rows_without_picture)
     return replace(plan, refused=refused, refused_count=len(seen.refused), remarks=remarks, without_picture=without_picture)
 
 
@@ -308,106 +303,6 @@ def _with_texts(samples: Iterable[Sample], policy: CaptionPolicy, seen: Remarks)
             seen.combinations.append(sample.id)
         texts = policy.texts(sample.captions)
         yield sample if texts == sample.captions else replace(sample, captions=texts)
-
-
-# The encoders
-
-
-def _encoders(layout: Layout, request: PrecomputeRequest, *, is_dry: bool) -> tuple[Encoder, ...]:
-    """Return the encoders by the digests of model files that the store keeps; it keeps new ones too, unless `is_dry`."""
-    known = {} if request.recheck else load_digests(layout, host_name())
-    before = dict(known)
-    encoders = encoders_of(request, known)
-    if not is_dry:
-        publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
-    return encoders
-
-
-def encoders_of(request: PrecomputeRequest, known: MutableMapping[str, str], loaded: "LoadedModel | None" = None) -> tuple[Encoder, ...]:
-    """Return the encoders of a request, with no model loaded. `known` caches the digests of model files. Raises BadInput.
-
-    A `loaded` model replaces the one that the request names. If there are latents, the last encoder makes masks.
-    """
-    from cachestore.encode.pictures.masks import mask_encoders
-    from cachestore.encode.recipes import encoders_for
-
-    encoders = encoders_for(_model_of(request, loaded), lambda path: digest_file(path, known))
-    return resampled((*encoders, *mask_encoders(encoders)), request.resample or DEFAULT)
-
-
-def _model_of(request: PrecomputeRequest, loaded: "LoadedModel | None") -> "ModelRequest":
-    from cachestore.encode.recipes import ModelRequest
-
-    return ModelRequest(
-        model=request.model,
-        encode=request.encode,
-        vae=request.vae,
-        text_encoder=request.text_encoder,
-        revision=request.revision,
-        variant=request.variant,
-        text_dtype=request.text_dtype,
-        vae_dtype=request.vae_dtype,
-        latents=request.latents,
-        encode_args=request.encode_arg,
-        device=request.device,
-        batch_size=request.batch_size,
-        compile=request.compile,
-        loaded=loaded,
-    )
-
-
-def needs_of_request(request: PrecomputeRequest, loaded: "LoadedModel | None" = None) -> "tuple[Need, ...]":
-    """Return the inputs that the model is trained with but that are not made here, as far as its configuration files show.
-
-    Loads and digests nothing; empty for a model that is not downloaded yet. Raises BadUsage if `strict` refuses the model for any source.
-    """
-    from cachestore.encode.recipes import needs_for
-
-    needs = needs_for(_model_of(request, loaded))
-    if request.strict and (always := tuple(need.words for need in needs if need.role is None or LATENTS not in request.encode)):
-        _refuse(always)
-    return needs
-
-
-def _refuse(not_made: Sequence[str]) -> NoReturn:
-    from cachestore.encode.needs import in_words
-
-    strict = option("strict", value=True)
-    refused = f"{strict} refuses such a model, so nothing was encoded: leave {option('strict')} out to encode the rest"
-    raise BadUsage(f"{in_words(not_made)}. {refused}", option="strict")
-
-
-def _check_latents(request: PrecomputeRequest, encoders: Sequence[Encoder]) -> None:
-    """Raise BadInput for resolutions, a step or videos that the VAE cannot encode, MissingExtra without PyAV. Loads nothing."""
-    from cachestore.encode.pictures.clips import check_frames
-    from cachestore.encode.pictures.latents import LatentsEncoder
-
-    for encoder in encoders:
-        if not isinstance(encoder, LatentsEncoder) or encoder.recipe.encoder != LATENTS:
-            continue
-        for resolution in {*request.resolutions, *(source.resolution for source in request.sources if source.resolution is not None)}:
-            settings = BucketSettings(resolution, request.bucket_step or STEP, shortest=request.bucket_min, longest=request.bucket_max)
-            encoder.check_buckets(settings, request.buckets)
-        if not request.frames:
-            continue
-        if not encoder.setup.has_frames or encoder.setup.is_of_pictures:
-            takes = f"{encoder.setup.components['vae'].class_name} takes only pictures"
-            raise BadInput(f"{option('frames')} needs a VAE for videos, but {takes}: leave it out", option="frames")
-        check_frames(request.frames, encoder.setup.temporal_factor)
-        if importlib.util.find_spec(_PYAV) is None:
-            raise MissingExtra(f"videos are read by PyAV, which is not installed. {how_to_install('video')}")
-
-
-def _check_resampler(plan: Plan, encoders: Sequence[Encoder]) -> None:
-    """Raise BadInput if the plan has pictures that this rank cannot resize as the others do."""
-    from cachestore.encode.pictures.latents import LatentsEncoder
-
-    for number, encoder in enumerate(encoders):
-        if isinstance(encoder, LatentsEncoder) and len(plan.units_of(number)):
-            check_resampler(encoder.setup.resample)
-
-
-# Sources of nothing
 
 
 def check_listing(request: PrecomputeRequest, listing: Listing) -> None:
@@ -453,95 +348,3 @@ def _nothing_in_words(request: PrecomputeRequest, samples: int, remarks: Sequenc
         return f"{nothing}: none of {plural(samples, 'sample')} has a picture, and {asked}"
     nothing += f": no picture ({', '.join(sorted(IMAGE_SUFFIXES))}), no row, no prompt"
     return "; ".join(dict.fromkeys((nothing, *remarks)))  # a plan's remarks may have the sentence already
-
-
-# What a user should know of a plan
-
-
-def _references_of(plan: Plan) -> Iterator[str]:
-    """Yield the references of all samples, and the names of those that cannot be used: they have a row."""
-    yield from (reference for _at, named in plan.images.values() for reference in named)
-    yield from (sample for sample, _reason in plan.refused)
-
-
-def _reread_files(plan: Plan, previous: Catalog | None) -> dict[str, Json]:
-    """Return how many files of the model were read, and how many differ from those in the recipes of an earlier catalog."""
-
-    def files_in(recipes: Iterable[Recipe]) -> dict[tuple[str, str], str]:
-        return {(one.encoder, name): digest for one in recipes for name, digest in one.make.get("files", {}).items()}
-
-    now, before = files_in(plan.recipes), files_in(() if previous is None else previous.recipes.values())
-    return {"model_files": len(now), "model_files_changed": sum(name in before and digest != before[name] for name, digest in now.items())}
-
-
-def _what_moved(plan: Plan, previous: Catalog | None, request: PrecomputeRequest) -> tuple[str, ...]:
-    """Remark on paths that the data set records and that are gone: it will record those of this request."""
-    hints = request.hints()
-    gone = () if previous is None else gone_paths(previous.request, {column.encoder: hints for column in plan.columns})
-    return (f"{first_of(gone)} is no longer there: the data set {plan.catalog!r} records the paths of this run instead",) if gone else ()
-
-
-def _not_made(needs: "Sequence[Need]", plan: Plan) -> tuple[str, ...]:
-    """Describe the needs that are not made: all but those met by images of each sample's own."""
-    found: list[str] = []
-    for need in needs:
-        starts = _starts(plan, need.role)
-        starts = [plan.images[role][0] for role in need.wants if role in plan.images] if starts and need.wants else starts
-        having = rows_with_any(starts)
-        if need.role is None or not having.any():
-            found.append(need.words)
-            continue
-        trained = rows_with_any(_starts(plan, role_of(need.role).follows or need.role))
-        if lacking := (trained & ~having).nonzero()[0].tolist():
-            named = first_of(plan.ids[row] for row in lacking)
-            roles = " or ".join(need.wants or (need.role,))
-            found.append(f"{need.what} of {len(lacking)} of {trained.sum()} samples, which have no {roles} ({named})")
-    return tuple(found)
-
-
-def _without_picture(plan: Plan, named: Sequence[str]) -> str:
-    """A remark if only some samples have a picture, as a column's name may be misspelt; none on captions alone. `named` are the rows."""
-    lacking = rows_without_picture(_starts(plan, IMAGE, VIDEO))
-    first = first_of(named or (plan.ids[row] for row in lacking))
-    which = f"{plural(len(lacking), 'sample has', 'samples have')} no picture ({first})"
-    return f"{which}: batches of such samples hold no latents" if lacking else ""
-
-
-def _partly(plan: Plan, needs: "Sequence[Need]") -> Iterator[str]:
-    """Remark on images that some samples have and others lack, as a name may be misspelt. Those that the model needs are named there."""
-    named = {role for need in needs for role in (need.role, *need.wants)}
-    for role, (at, _references) in plan.images.items():
-        if role in {IMAGE, VIDEO, *named} or role_of(role).is_own or role not in _read_roles(plan):
-            continue
-        if lacking := rows_without_picture([at]):
-            then = "the whole picture counts" if role == MASK else f"its list of {role}s in the batch is empty"
-            which = f"{len(lacking)} of {plural(len(plan.ids), 'sample')} {noun(len(lacking), 'has', 'have')} no {role}"
-            yield f"{which} ({first_of(plan.ids[row] for row in lacking)}): {then}"
-
-
-def _unread(plan: Plan) -> Iterator[str]:
-    """Remark on images that the model's encoders do not read, if they read any."""
-    read = _read_roles(plan)
-    for role, (at, _references) in plan.images.items():
-        if role not in read and not read.isdisjoint((IMAGE, VIDEO)):
-            have = plural(int(rows_with_any([at]).sum()), "sample has", "samples have")
-            yield f"{have} a {role}, which this model is not trained with here: nothing is made of it"
-
-
-def _own_captions(plan: Plan) -> Iterator[str]:
-    """Remark on samples with captions of single text encoders, if text is encoded."""
-    if any(column.role == CAPTION for column in plan.columns):
-        having = [own for row in range(len(plan.ids)) if (own := own_inputs(plan, row, CAPTION))]
-        if having:
-            names = listed(sorted({name for own in having for name in own}))
-            yield f"{plural(len(having), 'sample has a caption', 'samples have captions')} for {names} alone"
-
-
-def _read_roles(plan: Plan) -> set[str]:
-    """The roles that the model's encoders read."""
-    return {one for column in plan.columns for one in (column.role, column.encoder, *companions(column.role, column.options))}
-
-
-def _starts(plan: Plan, *roles: str | None) -> list[Sequence[int]]:
-    """Where the cells of each row start, in the columns of these roles."""
-    return [starts for column, (starts, _units) in zip(plan.columns, plan.cells, strict=True) if column.role in roles]

@@ -49,7 +49,7 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
         columns=tuple(sorted(columns, key=lambda column: (column.encoder, column.role))),
         texts=plan.texts,
         prompts=_prompts(plan, failed) if "text" in made or previous is None else previous.prompts,
-        listing=max(job.listing, previous.listing if previous is not None else 0),
+        listing=max(job.listing_number, previous.listing if previous is not None else 0),
     )
 
 
@@ -73,7 +73,7 @@ def publish_catalog(
             has_moved = bool(gone_paths(previous.request, draft.catalog.request))
             # While a run may still publish a listing between these two, an equal catalog is published all the same: that run must find
             # a newer listing than its own.
-            is_awaited = any(previous.listing < number < job.listing for number in listing_numbers(job.layout, previous.name))
+            is_awaited = any(previous.listing < number < job.listing_number for number in listing_numbers(job.layout, previous.name))
             is_same = draft.is_same_as(previous) and not has_moved and not is_awaited
             if is_same or (draft.digest == previous.digest and not may_follow):
                 return draft.catalog, previous.generation, previous.digest
@@ -93,11 +93,11 @@ def _may_follow(job: Job, previous: Catalog) -> bool:
 
     An older listing may add an encoder to the same samples: then it replaces nothing of the newer one.
     """
-    if job.listing > previous.listing:
+    if job.listing_number > previous.listing:
         return True
     made = {column.encoder for column in job.plan.columns}
     adds = made.isdisjoint(column.encoder for column in previous.columns)
-    return lists_the_same(job.plan, previous) and (adds or 0 < job.listing == previous.listing)
+    return lists_the_same(job.plan, previous) and (adds or 0 < job.listing_number == previous.listing)
 
 
 def _prompts(plan: Plan, failed: Mapping[int, str]) -> list[tuple[str, str]]:

@@ -197,7 +197,7 @@ class Encoding:
         self._encoder = state.encoder.recipe.encoder
         if not was_warm:
             self._heartbeat.rise(phase="loading", doing=f"loading {self._encoder}")
-        begun, token = self._clock(), LOADING.set(self._show_loading)
+        begun, token = self._clock(), LOADING.set(lambda component: self._heartbeat.rise(doing=f"loading {component}"))
         try:
             result = self._tried(lambda: state.encoder.submit([(unit.key, unit.prepared.payload) for unit in batch]))
         finally:
@@ -208,16 +208,19 @@ class Encoding:
             self._job.on_loaded(state.encoder)
         return _Pending(state, group, batch, result, seconds, was_warm)
 
-    def _show_loading(self, component: str) -> None:
-        self._heartbeat.rise(doing=f"loading {component}")
-
     def _end(self, one: _Pending) -> None:
         """Wait for a batch and hand its entries on. A batch that fails is tried in halves, so that only the bad units fail."""
         begun = self._clock()
         tensors = self._tried(lambda: _made(one))
         del one.result  # frees the memory that it holds
         if isinstance(tensors, Exception):
-            self._fall_back(one.state, one.group, one.batch, tensors)
+            batch, is_memory = one.batch, is_lack_of_memory(tensors)
+            if len(batch) > 1:
+                half = one.state.batches.did_not_fit(batch[0].prepared.group, len(batch)) if is_memory else len(batch) // 2
+                for part in (batch[:half], batch[half:]):
+                    self._end(self._begin(one.state, one.group, part))
+            else:
+                self._fail(one.group, batch[0], words_of(tensors), is_transient=is_memory or isinstance(tensors, OSError))
             return
         if one.was_warm:  # the first batch also loads the model: counted as slowest, it would hide for minutes that this worker hangs
             self._heartbeat.batch_took(one.seconds + self._clock() - begun)
@@ -236,16 +239,6 @@ class Encoding:
                 raise
             except Exception as error:  # noqa: BLE001 - encoders may be the caller's own: any error is an outcome
                 return error.with_traceback(None)
-
-    def _fall_back(self, state: EncoderState, group: PartitionGroup, batch: Sequence[DecodedUnit], error: Exception) -> None:
-        """Try a batch in halves; a unit that fails alone is recorded as failed."""
-        is_memory = is_lack_of_memory(error)
-        if len(batch) > 1:
-            half = state.batches.did_not_fit(batch[0].prepared.group, len(batch)) if is_memory else len(batch) // 2
-            for part in (batch[:half], batch[half:]):
-                self._end(self._begin(state, group, part))
-        else:
-            self._fail(group, batch[0], words_of(error), is_transient=is_memory or isinstance(error, OSError))
 
     def _fail(self, group: PartitionGroup, unit: DecodedUnit, reason: str, *, is_transient: bool = False) -> None:
         group.outcomes[unit.unit.index] = Outcome(unit.unit.index, "failed", unit.key, reason=reason, is_transient=is_transient)

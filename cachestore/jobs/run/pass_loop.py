@@ -1,103 +1,26 @@
-"""The loop of every job: join a pass, work on its rounds until it has ended, return its report.
+"""The loop of every job: join a pass, work on its rounds until it has ended, return its report. Where nothing is missing, just end it.
 
 All processes that run it on the same store and plan share the work, no matter how and when they were started.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, BinaryIO
+from contextlib import closing, nullcontext
+from dataclasses import replace
 
-from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
-from cachestore.core.keys import Json, Key
-from cachestore.core.ranks import RankInfo
-from cachestore.core.words import in_short, plural
-from cachestore.encode.batching.unit import Encoder
+from cachestore.core.errors import Incomplete
 from cachestore.files.marker import check_for_reading, noticing_its_end
-from cachestore.files.paths import Layout
 from cachestore.jobs.run.claiming import Patience
-from cachestore.jobs.run.reconcile import Reconciler
+from cachestore.jobs.run.reconcile import Reconciler, key_without_reading
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.run.worker import Worker
 from cachestore.jobs.share.agreement import wait_for_rank_0
+from cachestore.jobs.share.claims import Claims, end_slot
+from cachestore.jobs.share.invocations import count_invocation, invocation_of, numbered
+from cachestore.jobs.share.ledgers import list_ledgers
 from cachestore.jobs.share.passes import Done, PassRef, join_pass, list_rounds, read_done, read_round
-from cachestore.jobs.share.plan import Plan, Unit
-from cachestore.jobs.share.workers import Heartbeat, Life
+from cachestore.jobs.share.report import Report
+from cachestore.jobs.share.workers import Heartbeat, Life, Watch
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.commit import publish_recipe
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Report:
-    """How a pass ended, the same for every rank: what `cachestore precompute --json` prints."""
-
-    complete: bool
-    samples: int
-    """Samples that the source lists, and its rows or files that cannot be used."""
-    wanted: int
-    """Units of the plan: distinct captions and images, for each recipe; and each row or file of the source that cannot be used."""
-    reused: int
-    encoded: int
-    failed: int
-    missing: int
-    encoded_here: int
-    """Entries that this run published."""
-    seconds: float
-    bytes: int
-    """The size of the entries that the pass made."""
-    store: str
-    name: str
-    plan: str
-    generation: int
-    """The number of the catalog's version; for `fill`, of the index's."""
-    failures: tuple[Mapping[str, Json], ...] = ()
-    changed: tuple[str, ...] = ()
-    """Up to 100 files that were replaced or removed during the pass: the next call reads them again."""
-    stages: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    catalog_digest: str = ""
-    usable: int | None = None
-    """Samples of the data set for which every encoder succeeded, also in earlier passes: `len` of a CachedDataset. None for `fill`."""
-    not_made_here: tuple[str, ...] = ()
-    """Descriptions of inputs that the model is trained with but that are not made here."""
-    without_picture: str = ""
-    """How many samples have no picture, and which; empty if none, or if only text was asked for."""
-    masks: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """If there are masks: of how many samples the mask is black everywhere (`empty`), or has colours (`coloured`), with up to 100 names
-    of each (`empty_names`, `coloured_names`). With `alpha="mask"` also of how many samples the picture's or video's own `alpha` is the
-    mask, and how many of these are `varying`: they leave a part out."""
-    unused: tuple[Mapping[str, Json], ...] = ()
-    """The files that are not used of the source: `reason` (docs/sources.md), `count`, and the first as `examples`."""
-    encoded_earlier: int = 0
-    """Entries among the encoded ones that runs published which ended before this launch began: the pass had been stopped."""
-    rechecked: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    """With `recheck`: `samples` whose files were read again, and how many of them had `changed`, with up to 100 `names`; `model_files`
-    that were read again, and `model_files_changed`: those with other bytes than the data set was made with. Otherwise empty."""
-
-    __repr__ = in_short
-
-    def as_json(self) -> dict[str, Json]:
-        """Return the report as one JSON object."""
-        several = {name: list(getattr(self, name)) for name in ("changed", "not_made_here")}
-        rows = {name: [dict(row) for row in getattr(self, name)] for name in ("failures", "unused")}
-        return asdict(self) | rows | several
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any], *, encoded_here: int | None = None) -> "Report":
-        """Return the report from the result of `as_json`; unknown fields of a newer version are left out."""
-        known = {one.name: body[one.name] for one in fields(cls) if one.name in body}
-        known |= {name: tuple(body.get(name, ())) for name in ("failures", "changed", "not_made_here", "unused")}
-        known["encoded_here"] = body.get("encoded_here", 0) if encoded_here is None else encoded_here
-        return cls(**known)
-
-
-def held_to(report: Report, allowed: int, *, strict: bool) -> Report:
-    """Return the report, complete if at most `allowed` units failed. Raises EncodeFailed if more failed and the run is strict."""
-    if report.failed > allowed and strict:
-        named = "; ".join(f"{failure['sample']!r} ({failure['encoder']}): {failure['reason']}" for failure in report.failures[:3])
-        counts = f"{report.failed} of {plural(report.wanted, 'caption or picture', 'captions and pictures')} could not be encoded"
-        raise EncodeFailed(f"{counts}, such as {named}. Mend or remove them and run the same command again, or pass --max-failures")
-    return replace(report, complete=report.missing == 0 and report.failed <= allowed)
 
 
 def run_pass(job: Job) -> Report:
@@ -106,88 +29,79 @@ def run_pass(job: Job) -> Report:
     Raises Incomplete if cancelled or stuck, WriteFailed if writing fails, Superseded if another run has listed the source later and
     published the data set. What is published stays, and a later call continues.
     """
-    own = Heartbeat(job.layout, "", 0, job.launch, job.rank_info.rank, job.rank_info.world_size)
-    context = own if job.heartbeat is None else nullcontext(job.heartbeat)
-    with noticing_its_end(job.layout), context as heartbeat:
-        for recipe in job.plan.recipes:
-            publish_recipe(job.layout, recipe)
-        report = _take_part(job, heartbeat)
-    check_for_reading(job.layout)  # if another store took its place, the report may be of a pass there over the same plan
-    return report
+    layout = job.layout
+    job = replace(job, launch=numbered(job.launch, invocation_of(layout, job.plan.name, job.rank_info)))
+    own = Heartbeat(layout, "", 0, job.launch, job.rank_info.rank, job.rank_info.world_size)
+    with noticing_its_end(layout), own if job.heartbeat is None else nullcontext(job.heartbeat) as heartbeat:
+        ref, done = _join(job, heartbeat)
+        if done is None:
+            reconciler = Reconciler(job, ref, key_without_reading(job.encoders), heartbeat.rise, heartbeat.pass_seconds)
+            with closing(Worker(job, ref, heartbeat)) as worker:
+                heartbeat.show(doing="checking what is in the store")
+                if heartbeat.rank not in {0, None}:
+                    heartbeat.show(doing="waiting for rank 0")
+                    wait_for_rank_0(layout, heartbeat, lambda: bool(list_rounds(ref.folder(layout))))
+                reconciler.open_pass(worker.snapshot)
+                if job.on_open:
+                    job.on_open()
+                heartbeat.rise(phase="working", doing="looking for work")
+                done = read_done(layout, ref)
+                while done is None:
+                    opened = read_round(layout, ref, job.plan, _newest_round(job, ref))
+                    worker.do_round(opened)
+                    done = _end_round(job, ref, reconciler, worker, opened.number)
+    return _report_of(job, done, heartbeat.encoded)
 
 
-Invocation = tuple[Path, str, int | None]
-"""(store, name of the plan, rank): the invocations with equal values are counted together."""
+def end_complete_pass(job: Job, heartbeat: Heartbeat, reconciler: Reconciler) -> Report | None:
+    """Take part in a pass in which nothing seems to be missing, by its reconciler, and return its report.
 
-_invocations: dict[Invocation, int] = {}
-"""How many invocations of this process have ended, by store, plan and rank. A second call in one launch must not get the old report."""
+    None if something is missing after all, or while another process works on the pass: a worker then encodes it, or waits for that one.
+    Encodes nothing, starts nothing and waits for nobody who encodes; runs without torch.
+    """
+    layout = job.layout
+    ref, done = _join(job, heartbeat)
+    if done is None and heartbeat.rank not in {0, None}:
+        wait_for_rank_0(layout, heartbeat, lambda: read_done(layout, ref) is not None)
+    done = done or read_done(layout, ref)
+    if done is None:
+        if reconciler.ref != ref:  # another process has begun or ended a pass meanwhile
+            reconciler = Reconciler(job, ref, key_without_reading(job.encoders), heartbeat.rise)
+        reconciler.seconds = heartbeat.pass_seconds
+        with closing(load_snapshot(layout, for_planning=True)) as snapshot:
+            reconciler.open_pass(snapshot)
+            if job.on_open:
+                job.on_open()
+            opened = read_round(layout, ref, job.plan, _newest_round(job, ref))
+            finished = list_ledgers(ref.folder(layout), opened.number)
+            partitions = ((recipe, number) for recipe in range(len(opened.units)) for number in range(opened.partition_count(recipe)))
+            claims = Claims(layout, ref.folder(layout), heartbeat.worker, Watch(layout))
+            if not all(slot in finished for slot in partitions) or not _take_end(claims, job, opened.number):
+                return None
+            heartbeat.show(doing="checking and writing the data set")  # still planning, so that other ranks wait for the end
+            done = reconciler.close_round(opened, snapshot)
+    return None if done is None else _report_of(job, done, 0)
 
 
-def invocation_of(layout: Layout, plan: Plan, rank_info: RankInfo) -> Invocation:
-    """Return the values by which this process counts its invocations."""
-    return layout.root, plan.name, rank_info.rank
-
-
-def numbered(launch: str, invocation: Invocation) -> str:
-    """Return the launch's name for this invocation: with `#` and a number from the second one on."""
-    return f"{launch}#{_invocations[invocation]}" if _invocations.get(invocation) else launch
-
-
-def count_invocation(invocation: Invocation) -> None:
-    """Count an invocation that has ended."""
-    _invocations[invocation] = _invocations.get(invocation, 0) + 1
-
-
-def _take_part(job: Job, heartbeat: Heartbeat) -> Report:
-    invocation = invocation_of(job.layout, job.plan, job.rank_info)
-    job = replace(job, launch=numbered(job.launch, invocation))
+def _join(job: Job, heartbeat: Heartbeat) -> tuple[PassRef, Done | None]:
+    """Join a pass, and show that; also return how it ended, if others of this launch were faster."""
+    for recipe in job.plan.recipes:
+        publish_recipe(job.layout, recipe)
     ref = join_pass(job.layout, job.plan.name, job.launch)
-    if (done := read_done(job.layout, ref)) is not None:  # others of this launch were faster
+    done = read_done(job.layout, ref)
+    if done is None:
+        heartbeat.join(ref.plan, ref.number, job.launch)
+    else:
         heartbeat.launch = job.launch
         if job.on_open:
             job.on_open()
-        count_invocation(invocation)
-        return Report.from_json(done.report, encoded_here=0)
-    heartbeat.join(ref.plan, ref.number, job.launch)
-    reconciler = Reconciler(job, ref, key_without_reading(job.encoders), heartbeat.rise, heartbeat.pass_seconds)
-    with closing(Worker(job, ref, heartbeat)) as worker:
-        heartbeat.show(doing="checking what is in the store")
-        if heartbeat.rank not in {0, None}:
-            heartbeat.show(doing="waiting for rank 0")
-            wait_for_rank_0(job.layout, heartbeat, lambda: bool(list_rounds(ref.folder(job.layout))))
-        reconciler.open_pass(worker.snapshot)
-        if job.on_open:
-            job.on_open()
-        heartbeat.rise(phase="working", doing="looking for work")
-        while (done := read_done(job.layout, ref)) is None:
-            opened = read_round(job.layout, ref, job.plan, _newest_round(job, ref))
-            worker.do_round(opened)
-            if (done := _close(job, ref, reconciler, worker, opened.number)) is not None:
-                break
-    count_invocation(invocation)
-    return Report.from_json(done.report, encoded_here=heartbeat.encoded)
+    return ref, done
 
 
-def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
-    """Return a function that gives a unit's key, or None if that takes reading a file or resolving fails."""
-
-    def key_of(unit: Unit) -> Key | None:
-        try:
-            return encoders[unit.recipe].resolve(unit.request, _Unread()).key
-        except (OSError, EncodeFailed, BadInput):
-            return None
-
-    return key_of
-
-
-class _Unread:
-    """Refuses to read. Implements `unit.Read`."""
-
-    def __call__(self, reference: str, /) -> bytes:
-        raise OSError(reference)
-
-    def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
-        raise OSError(reference)
+def _report_of(job: Job, done: Done, encoded_here: int) -> Report:
+    count_invocation(invocation_of(job.layout, job.plan.name, job.rank_info))
+    check_for_reading(job.layout)  # if another store took its place, the report may be of a pass there over the same plan
+    return Report.from_json(done.report, encoded_here=encoded_here)
 
 
 def _newest_round(job: Job, ref: PassRef) -> int:
@@ -199,13 +113,13 @@ def _newest_round(job: Job, ref: PassRef) -> int:
     return rounds[-1]
 
 
-def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
+def _end_round(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, number: int) -> Done | None:
     """Reconcile a round, or wait for the worker that does: rank 0 begins at once, others a moment later or when that worker has died.
 
     Return None if another round was opened. Raises Incomplete if cancelled or if no progress is made any more.
     """
-    slot = (len(job.plan.recipes), 0)
-    is_first = job.rank_info.rank in (0, None)
+    slot = end_slot(job.plan)
+    may_begin = job.rank_info.rank in (0, None)
     waits = Patience()
 
     def is_closed_or_claimed() -> bool:
@@ -217,12 +131,19 @@ def _close(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, numbe
         if _newest_round(job, ref) > number:
             return None
         claim = worker.claims.newest(number).get(slot)
-        is_free = is_first if claim is None else worker.claims.life(claim) is not Life.LIVE
-        if is_free and worker.claims.take(number, slot[0], range(1), after=claim):
+        if (may_begin or claim is not None) and _take_end(worker.claims, job, number):
             worker.heartbeat.rise(phase="reconciling", doing="checking and writing the data set")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
-        if not is_first:  # rank 0 may still be printing its forecast, and has in memory what reconciling needs
-            is_first = True
+        if not may_begin:  # rank 0 may still be printing its forecast, and has in memory what reconciling needs
+            may_begin = True
             wait_for_rank_0(job.layout, worker.heartbeat, is_closed_or_claimed)
         worker.wait(waits, None, {slot: claim} if claim else {})
+
+
+def _take_end(claims: Claims, job: Job, number: int) -> bool:
+    """Claim the reconciling of a round, if nobody has or who has is dead. Return whether this worker has it."""
+    slot = end_slot(job.plan)
+    claim = claims.newest(number).get(slot)
+    is_free = claim is None or claims.life(claim) is not Life.LIVE
+    return is_free and claims.take(number, slot[0], range(1), after=claim) is not None

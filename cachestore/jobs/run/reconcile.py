@@ -6,15 +6,16 @@ so that a pass over a million units that are present takes seconds.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, EncodeFailed, FormatError
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.encode.batching.pipeline import prefetch
+from cachestore.encode.batching.unit import Encoder
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import PARTITION_LIMIT
 from cachestore.jobs.plan.columns import count_complete, numbers
@@ -25,12 +26,23 @@ from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.choice import LEAST_WORKERS
 from cachestore.jobs.share.ledgers import read_ledgers
 from cachestore.jobs.share.outcomes import FAILED, Mask, Outcomes
-from cachestore.jobs.share.passes import ROUND_LIMIT, Done, PassRef, Round, list_rounds, publish_done, publish_round, read_round
+from cachestore.jobs.share.passes import (
+    ROUND_LIMIT,
+    Done,
+    PassRef,
+    Round,
+    list_passes,
+    list_rounds,
+    publish_done,
+    publish_round,
+    read_done,
+    read_round,
+)
 from cachestore.jobs.share.plan import Unit
 from cachestore.jobs.share.stages import sum_stages
 from cachestore.jobs.share.workers import read_heartbeats, seconds_of_pass
 from cachestore.store.format.catalog import FACTS, Catalog, list_generations, read_catalog
-from cachestore.store.read.snapshot import Snapshot, visible_segments
+from cachestore.store.read.snapshot import Snapshot, load_snapshot, visible_segments
 from cachestore.store.write.catalog_writer import publish_again
 from cachestore.store.write.commit import commit
 
@@ -61,6 +73,7 @@ class Reconciler:
     _presence: Presence = field(init=False)
     _read: Catalog | None = field(init=False, default=None)
     """The catalog that was read last."""
+    _before: tuple[Catalog | None, Mask] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._presence = Presence(self.job.plan, self.job.files, self.key_of, self.rise, is_recheck=self.job.is_recheck)
@@ -69,8 +82,7 @@ class Reconciler:
         """Begin round 0 with the units that the newest catalog does not show to be present and unchanged, those of `order` first."""
         if 0 in list_rounds(self.ref.folder(self.job.layout)):
             return
-        catalog = self._newest()
-        reusable = self._presence.reusable(self._presence.known_before(catalog), snapshot)
+        catalog, reusable = self._reusable_before(snapshot)
         generation = catalog.generation if catalog is not None and reusable.any() else None
         # A trainer claims partition by partition what it needs next: then all do.
         workers = PARTITION_LIMIT if order else max(LEAST_WORKERS, self.job.rank_info.world_size)
@@ -78,12 +90,19 @@ class Reconciler:
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
         """Return the units that neither an unfinished pass nor the newest catalog shows to be present. Reads no source file."""
-        known = self.outcomes()
         if list_rounds(self.ref.folder(self.job.layout)):
+            known = self._history().outcomes
             reusable = self._presence.present(known, snapshot) & (known.states != FAILED)
         else:
-            reusable = self._presence.reusable(known, snapshot)
+            _catalog, reusable = self._reusable_before(snapshot)
         return np.flatnonzero(~reusable).tolist()
+
+    def _reusable_before(self, snapshot: Snapshot) -> tuple[Catalog | None, Mask]:
+        """The newest catalog before round 0, and which units it shows to be present and unchanged. Files are looked at once."""
+        if self._before is None:
+            catalog = self._newest()
+            self._before = catalog, self._presence.reusable(self._presence.known_before(catalog), snapshot)
+        return self._before
 
     def read_again(self, snapshot: Snapshot, threads: int) -> tuple[list[int], dict[str, Json]]:
         """Read every file again. Return the units that are not present or whose files changed, and what `recheck_of` says of them."""
@@ -126,15 +145,21 @@ class Reconciler:
         collection: call again with a newer snapshot.
         """
         history = self._history()
-        missing = self._missing(history, snapshot)
+        outcomes, presence = history.outcomes, self._presence
+        missing = ~presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
+        # Files with a new stat record that were recorded before this launch are digested again.
+        for index in np.flatnonzero(history.earlier & ~missing & presence.of_files()).tolist():
+            self.rise()
+            if not presence.is_trusted(index, outcomes) and presence.has_other_bytes(index, outcomes):
+                missing[index] = True
         # Not units that failed for good in this launch, nor those that had three rounds.
-        is_final = (history.outcomes.states == FAILED) & ~history.outcomes.transient
+        is_final = (outcomes.states == FAILED) & ~outcomes.transient
         reopened = missing & (history.earlier | (~is_final & (history.tries < ROUND_LIMIT)))
         if reopened.any():
             self._publish_round(opened.number + 1, reopened, opened.generation, opened.workers)
             return None
-        failed = {index: history.outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
-        return self._finish(history.outcomes, failed, snapshot)
+        failed = {index: outcomes.reason(index) for index in np.flatnonzero(missing).tolist()}
+        return self._finish(outcomes, failed, snapshot)
 
     def _publish_round(self, number: int, chosen: Mask, generation: int | None, workers: int, order: Sequence[int] = ()) -> None:
         plan = self.job.plan
@@ -162,8 +187,6 @@ class Reconciler:
             with suppress(FormatError, FileNotFoundError):
                 self._read = read_catalog(self.job.layout.catalog(self.job.plan.catalog, generation), generation=generation, io="mmap")
         return self._read if self._read is not None and self._read.generation == generation else None
-
-    # What is missing
 
     def _history(self) -> _History:
         folder, count = self.ref.folder(self.job.layout), self.job.plan.unit_count
@@ -198,16 +221,6 @@ class Reconciler:
                 history.earlier[indices] = not (began or ledger.launch == self.job.launch)
         return history
 
-    def _missing(self, history: _History, snapshot: Snapshot) -> Mask:
-        """Units without a present entry. Files with a new stat record that were recorded before this launch are digested again."""
-        outcomes = history.outcomes
-        missing = ~self._presence.present(outcomes, snapshot) | (outcomes.states == FAILED)
-        for index in np.flatnonzero(history.earlier & ~missing & self._presence.of_files()).tolist():
-            self.rise()
-            if not self._presence.is_trusted(index, outcomes) and self._presence.has_other_bytes(index, outcomes):
-                missing[index] = True
-        return missing
-
     # The end
 
     def _finish(self, outcomes: Outcomes, failed: Mapping[int, str], snapshot: Snapshot) -> Done | None:
@@ -227,7 +240,9 @@ class Reconciler:
                 return None
             report = self._report(outcomes, failed, generation, digest, committed)
             if before is not None:
-                report["rechecked"] = self._rechecked(before, outcomes)
+                read = self._presence.of_files() & outcomes.known & (outcomes.states != FAILED)
+                changed = read & before.keyed & (before.inputs != outcomes.inputs).any(axis=1)
+                report["rechecked"] = recheck_of(self.job.plan, read, changed)
         heartbeats = read_heartbeats(self.job.layout, plan=self.job.plan.name, number=self.ref.number)
         began = min((shown.started for shown in heartbeats if shown.launch == self.job.launch), default=0.0)
         now = [shown.encoded for shown in heartbeats if shown.updated >= began]
@@ -247,11 +262,6 @@ class Reconciler:
         failed = dict.fromkeys(np.flatnonzero(without).tolist(), "")
         catalog = make_catalog(self._presence, self.job, outcomes, failed, self._newest())
         return publish_again(self.job.layout, replace(catalog, listing=listing), generation, digest)
-
-    def _rechecked(self, before: Outcomes, outcomes: Outcomes) -> dict[str, Json]:
-        """What `recheck_of` says of the files that this pass has read; `before` is what the catalog before it says."""
-        read = self._presence.of_files() & outcomes.known & (outcomes.states != FAILED)
-        return recheck_of(self.job.plan, read, read & before.keyed & (before.inputs != outcomes.inputs).any(axis=1))
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
         made, size_bytes = count_made(outcomes, failed, snapshot)
@@ -277,3 +287,45 @@ class Reconciler:
             "masks": count_masks(self.job.plan, outcomes),
             "unused": [dict(row) for row in self.job.unused],
         }
+
+
+def unknown_units(job: Job, rise: Callable[[], None], ignored_launch: str = "") -> tuple[Reconciler, list[int]]:
+    """Return the reconciler of the pass that a run would join or begin, and the units that are not known to be present; begins no pass.
+
+    With an `ignored_launch`, as they were when that launch joined the pass.
+    """
+    reconciler = reconciler_of_next(job, rise, ignored_launch)
+    with closing(load_snapshot(job.layout, for_planning=True)) as snapshot:
+        return reconciler, reconciler.unknown(snapshot)
+
+
+def reconciler_of_next(job: Job, rise: Callable[[], None], ignored_launch: str = "") -> Reconciler:
+    """Return the reconciler of the pass that a run would join or begin: the newest one, or the next if that has ended."""
+    numbers = list_passes(job.layout, job.plan.name)
+    ref = PassRef(job.plan.name, numbers[-1] if numbers else 0)
+    ended = read_done(job.layout, ref) if numbers else None
+    if ended is not None and (not ignored_launch or ignored_launch not in ended.launches):
+        ref = PassRef(ref.plan, ref.number + 1)
+    return Reconciler(job, ref, key_without_reading(job.encoders), rise, ignored_launch=ignored_launch)
+
+
+def key_without_reading(encoders: Sequence[Encoder]) -> Callable[[Unit], Key | None]:
+    """Return a function that gives a unit's key, or None if that takes reading a file or resolving fails."""
+
+    def key_of(unit: Unit) -> Key | None:
+        try:
+            return encoders[unit.recipe].resolve(unit.request, _Unread()).key
+        except (OSError, EncodeFailed, BadInput):
+            return None
+
+    return key_of
+
+
+class _Unread:
+    """Refuses to read. Implements `unit.Read`."""
+
+    def __call__(self, reference: str, /) -> bytes:
+        raise OSError(reference)
+
+    def open(self, reference: str) -> AbstractContextManager[BinaryIO]:
+        raise OSError(reference)

@@ -70,7 +70,7 @@ class Job:
     """Called after an encoder's first batch was submitted, for which it loads its model. An error from this function ends the work."""
     heartbeat: Heartbeat | None = None
     """This worker's heartbeat if it has begun already; else one is made."""
-    listing: int = 0
+    listing_number: int = 0
     """The number of this worker's own listing of the source (`store/write/listing_numbers`); 0 without a source."""
     unused: Sequence[Mapping[str, Json]] = ()
     """What is not used of the source: the rows of `Unused.as_json`. The pass's record keeps them."""

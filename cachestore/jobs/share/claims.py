@@ -14,6 +14,7 @@ from cachestore.files.paths import ClaimName, Layout, PassFolder, is_worker, par
 from cachestore.files.publish import create
 from cachestore.files.records import encode_record, read_record
 from cachestore.jobs.share.choice import Held
+from cachestore.jobs.share.plan import Plan
 from cachestore.jobs.share.workers import Life, Watch
 
 FORMAT: Final = "cachestore-claim"
@@ -23,7 +24,12 @@ TORN_SECONDS: Final = 2.0
 """For how long a claim that cannot be read counts as one that is being written."""
 
 Slot = tuple[int, int]
-"""(recipe, partition). The reconciling of a round is claimed as partition 0 of the recipe after the last."""
+"""(recipe, partition)."""
+
+
+def end_slot(plan: Plan) -> Slot:
+    """Return the slot by which the reconciling of a round is claimed: partition 0 of the recipe after the last."""
+    return len(plan.recipes), 0
 
 
 @dataclass(slots=True)

@@ -192,6 +192,8 @@ class Heartbeat:
     failures_seen: int = 0
     stages: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, "tuple[float, float]"])
     detail: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    on_write: Callable[[], None] | None = None
+    """Called after each writing, so that the process can show what it does."""
     _lock: LifeLock | None = None
     _written_at: float = 0.0
     _started: float = field(default_factory=time.time)
@@ -301,6 +303,8 @@ class Heartbeat:
         """Write the heartbeat now."""
         self._written_at = self.clock()
         overwrite(self.layout, self.layout.worker(self.worker), encode_record(FORMAT, VERSION, self.now().as_json()))
+        if self.on_write is not None and self.phase != ENDED:
+            self.on_write()
 
 
 def read_heartbeat(layout: Layout, worker: str) -> Beat | None:

@@ -20,8 +20,8 @@ from cachestore.core.spelling import option
 from cachestore.encode.batching.unit import Encoder, Prepared, Read, Resolved, Result
 from cachestore.encode.pictures.buckets import CropBox, Size
 from cachestore.encode.pictures.clips import Clip, as_rate
+from cachestore.jobs.plan.encoders import encoders_of
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.jobs.plan.planning import encoders_of
 
 if TYPE_CHECKING:
     from cachestore.encode.pictures.shots import Footage

@@ -11,12 +11,13 @@ from cachestore.core.keys import Json, Key, Recipe, by_key
 from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.plan.option_types import allowed_failures
-from cachestore.jobs.run.pass_loop import Report, held_to, run_pass
+from cachestore.jobs.run.pass_loop import run_pass
 from cachestore.jobs.run.task import Cancel, Job, OnProgress
 from cachestore.jobs.share.agreement import Intent, check_agreement
 from cachestore.jobs.share.pace import with_pace
 from cachestore.jobs.share.plan import is_published, plan_of_keys, publish_plan
 from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.ranks import find_rank, launch_of, say_conflict
 from cachestore.store.read.reader import AnyKey

@@ -1,10 +1,12 @@
 """Forecasts what a pass will do: counts, buckets, truncated captions, bytes and time. Encodes nothing."""
 
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -12,30 +14,36 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cachestore.core.errors import EncodeFailed, FormatError
+from cachestore.core.errors import EncodeFailed, FormatError, WriteFailed
 from cachestore.core.inputs import LIKE, READ_HERE, cells_each, clips_each, is_trained_on, references_of, sides_each
 from cachestore.core.keys import Json
+from cachestore.core.ranks import RankInfo
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO, role_of
 from cachestore.core.words import NAMED, first_of, human_bytes, in_short, listed, plural
+from cachestore.encode.batching.environment import set_library_defaults
 from cachestore.encode.batching.unit import Encoder
 from cachestore.files.opening import free_bytes
 from cachestore.files.paths import Layout
-from cachestore.jobs.plan.options import LATENTS
-from cachestore.jobs.plan.planning import Planned
+from cachestore.files.scratch import scratch_folder
+from cachestore.jobs.plan.options import LATENTS, PrecomputeRequest
+from cachestore.jobs.plan.planning import Planned, list_request, plan_request, publish_if_new
 from cachestore.jobs.run.pass_counts import list_failed, list_refused, recheck_in_words
-from cachestore.jobs.run.reconcile import Reconciler
-from cachestore.jobs.run.task import words_of
+from cachestore.jobs.run.reconcile import Reconciler, reconciler_of_next, unknown_units
+from cachestore.jobs.run.task import Job, words_of
 from cachestore.jobs.share.outcomes import FAILED, Mask, Numbers
 from cachestore.jobs.share.passes import list_rounds
 from cachestore.jobs.share.plan import Plan, PlanColumn
 from cachestore.jobs.share.progress import pass_status
-from cachestore.jobs.share.workers import read_heartbeats
+from cachestore.jobs.share.workers import Heartbeat, read_heartbeats
 from cachestore.jobs.start.fits import Fits, Repeats, fits_of, samples_of
+from cachestore.jobs.start.ranks import Say, open_for_pass, threads_for
+from cachestore.sources.combined import InMemory
 from cachestore.sources.files import Files
 from cachestore.sources.unused import unused_in_words
 from cachestore.store.read.snapshot import load_snapshot
 
 if TYPE_CHECKING:
+    from cachestore.encode.models.loaded import LoadedModel
     from cachestore.encode.pictures.bucket_rules import PixelReading
     from cachestore.encode.pictures.buckets import Size
     from cachestore.encode.pictures.variants import Fit
@@ -127,6 +135,73 @@ class Forecast:
         ways: list[Json] = [{"way": "resident", "bytes": needed, "per_second": None, "exact": True}] if needed else []
         rest = {"memory": list(self.memory), "fits": ways}
         return {one.name: getattr(self, one.name) for one in fields(self)} | lists | self.fits.as_json() | rest
+
+
+def forecast_of(request: PrecomputeRequest, loaded: "LoadedModel | None" = None, in_memory: InMemory | None = None) -> Forecast:
+    """Return what `precompute` would do. Reads all captions and headers; opens no pass. Raises as `precompute`.
+
+    If there is no store yet, it uses an empty temporary one, so that nothing is left behind.
+    """
+    set_library_defaults(os.environ)
+    root = Path(request.store).absolute()
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        layout = open_for_pass(request.store, access=request.access)
+        return _whole_forecast(publish_if_new(plan_request(layout, request, list_request(request, in_memory), loaded=loaded)))
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    with scratch_folder() as scratch:
+        layout = open_for_pass(str(scratch))
+        forecast = _whole_forecast(plan_request(layout, request, list_request(request, in_memory), loaded=loaded))
+        return replace(forecast, free_bytes=shutil.disk_usage(there).free)
+
+
+def _whole_forecast(planned: Planned) -> Forecast:
+    """Return what a run would do, of all units. With `recheck` every file is read again."""
+    if not planned.request.recheck:
+        return make_forecast(planned, *unknown_units(_job_for(planned), lambda: None), look_at_all=True)
+    reconciler = reconciler_of_next(_job_for(planned), lambda: None)
+    with closing(load_snapshot(planned.layout, for_planning=True)) as snapshot:
+        missing, found = reconciler.read_again(snapshot, threads_for(planned.request.workers, 1))
+    return make_forecast(planned, reconciler, missing, look_at_all=True, rechecked={**found, **planned.model_files})
+
+
+def tell_beforehand(planned: Planned, heartbeat: Heartbeat, say: Say, warn: Say, complete: Reconciler | None = None) -> None:
+    """Print what the launch of this worker has to do; raise WriteFailed if the disk has not enough space.
+
+    `complete` is the reconciler that has just found every unit present, if one has.
+    """
+    from cachestore.encode.needs import in_words as not_made
+
+    if planned.not_made_here:
+        warn(not_made(planned.not_made_here))
+    forecast = _forecast_of_launch(planned, heartbeat, complete)
+    for line in in_words(forecast, planned.layout.root, with_reasons=False):
+        say(line)
+    if heartbeat.plan:  # else others have ended the pass already, and nothing has to be written
+        _check_room(planned.layout, forecast)
+
+
+def check_room_again(planned: Planned, heartbeat: Heartbeat, say: Say, encoder: Encoder) -> None:
+    """If only loading shows an entry's size, print the bytes needed; raise WriteFailed if the disk has not enough space."""
+    if getattr(encoder, "found_bytes", None) is not None:
+        forecast = _forecast_of_launch(planned, heartbeat)
+        say(f"now that the text encoder is loaded: {room_in_words(forecast, planned.layout.root)}")
+        _check_room(planned.layout, forecast)
+
+
+def _forecast_of_launch(planned: Planned, heartbeat: Heartbeat, complete: Reconciler | None = None) -> Forecast:
+    launch = heartbeat.launch
+    reconciler, missing = unknown_units(_job_for(planned), heartbeat.rise, launch) if complete is None else (complete, list[int]())
+    return make_forecast(planned, reconciler, missing, look_at_all=False)
+
+
+def _job_for(planned: Planned) -> Job:
+    return Job(planned.layout, planned.plan, planned.encoders, planned.files, RankInfo(), "", is_recheck=planned.request.recheck)
+
+
+def _check_room(layout: Layout, forecast: Forecast) -> None:
+    if forecast.estimated_bytes > forecast.free_bytes:
+        need = f"about {human_bytes(forecast.estimated_bytes)} are needed, {human_bytes(forecast.free_bytes)} are free"
+        raise WriteFailed(f"{need} at {layout.root}; make room, then run the same command again")
 
 
 def make_forecast(

@@ -92,6 +92,8 @@ class Care:
     """How often `show` is called."""
     cancel: Cancel | None = None
     """Once it is set, the workers stop; each publishes what it has encoded."""
+    say: Callable[[str], None] = _log.info
+    """Called with a line for a person, if this process ends the pass itself."""
     warn: Callable[[str], None] = _log.warning
     """Called with a line when a worker failed while others continue."""
     pictures: Files | None = None
@@ -181,12 +183,12 @@ def run_children(
     Raises Incomplete if `care.cancel` stopped them and none reached the end.
     """
     launch = f"procs:{secrets.token_hex(8)}"
-    return _run(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
+    return _run_until_ended(arguments, [{**(environment or {}), **_as_rank(rank, count, launch)} for rank in range(count)], care or Care())
 
 
 def run_child(arguments: Sequence[str], environment: Mapping[str, str], care: Care | None = None) -> list[Child]:
     """Like `run_children`, for one worker of an existing launch. `environment` names launch and rank, and is added to what it inherits."""
-    return _run(arguments, [environment], care or Care())
+    return _run_until_ended(arguments, [environment], care or Care())
 
 
 def gpu_count() -> int:
@@ -198,7 +200,7 @@ def gpu_count() -> int:
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def _run(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], care: Care) -> list[Child]:
+def _run_until_ended(arguments: Sequence[str], environments: Sequence[Mapping[str, str]], care: Care) -> list[Child]:
     """Run one worker for each environment; only the first one's stderr is shown."""
     if care.cancel is not None and care.cancel.is_set():
         raise Incomplete(_CANCELLED)
@@ -305,7 +307,6 @@ def _attend(running: Sequence[_Running], care: Care, oom_kills: int | None, answ
 
 
 def _read_signs(running: Sequence[_Running], care: Care) -> None:
-    """Read what the workers do, and show it."""
     seen = care.status_of([one.process.pid for one in running])
     shown = {rank.pid: rank for rank in seen.status.ranks} if seen.status is not None else {}
     for one in running:

@@ -93,7 +93,7 @@ _STORE: Final = "CACHESTORE_STORE"
 """The variable with a started worker's store: its id, a space and its path. The worker's own children may use other stores."""
 
 
-def handed_on(layout: Layout) -> dict[str, str]:
+def store_variables(layout: Layout) -> dict[str, str]:
     """Return the variables for workers that are started for a store: if it is gone by then, they must not make a new one."""
     return {_STORE: f"{layout.store_id} {layout.root}"}
 

@@ -17,7 +17,7 @@ from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.keys import digest_parts
 from cachestore.core.words import first_of, plural
-from cachestore.jobs.run.pass_loop import Report
+from cachestore.jobs.share.report import Report
 from cachestore.store.format.catalog import Catalog, read_catalog
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.reader import Reader

@@ -21,20 +21,20 @@ from cachestore.core.words import first_of, plural
 from cachestore.encode.batching.environment import set_library_defaults
 from cachestore.encode.batching.pipeline import prefetch
 from cachestore.files.marker import noticing_its_end
-from cachestore.jobs.plan.planning import Planned, plan_request, published
 from cachestore.jobs.run.catalog_maker import make_catalog
-from cachestore.jobs.run.pass_loop import Report, invocation_of, key_without_reading, numbered
 from cachestore.jobs.run.presence import Presence, held_keys
-from cachestore.jobs.run.reconcile import Reconciler
+from cachestore.jobs.run.reconcile import Reconciler, key_without_reading, unknown_units
 from cachestore.jobs.run.task import Job, UnitReader, outcome_of
 from cachestore.jobs.run.worker import Worker
 from cachestore.jobs.share.agreement import check_agreement, wait_for_rank_0
+from cachestore.jobs.share.invocations import invocation_of, numbered
 from cachestore.jobs.share.ledgers import Outcome, read_ledgers
 from cachestore.jobs.share.passes import Round, join_pass, list_rounds, read_round
 from cachestore.jobs.share.plan import Plan
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.share.workers import Heartbeat
-from cachestore.jobs.start.precompute import list_before_store, list_shown, precompute_here, unknown_units
-from cachestore.jobs.start.ranks import find_rank, launch_of, open_for_pass, threads_for
+from cachestore.jobs.start.here import list_and_plan, precompute_here
+from cachestore.jobs.start.ranks import find_rank, launch_of, threads_for
 from cachestore.sources.combined import InMemory
 from cachestore.store.format.catalog import Catalog, newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
@@ -73,14 +73,12 @@ class JoinedPass:
         self._request, self._loaded, self._in_memory = request, loaded, in_memory
         self._rank_info = find_rank(request.rank, request.world_size)
         self._launch = launch_of(self._rank_info)
-        listing = list_before_store(request, in_memory)
-        self.layout = open_for_pass(request.store, access=request.access)
         self._open: _Open | None = None
         self._encoded_here = 0
-        with noticing_its_end(self.layout), self._new_heartbeat() as heartbeat:
-            listing = listing or list_shown(request, in_memory, heartbeat)
-            self._wanted: Planned = published(plan_request(self.layout, request, listing, heartbeat=heartbeat, loaded=loaded))
-            self.plan = self._wanted.plan
+        # `finish` takes the number of a listing of its own: it lists again what the data set will have.
+        planning = list_and_plan(request, self._rank_info, self._launch, number=0, in_memory=in_memory, loaded=loaded)
+        with planning as (planned, heartbeat, _number):
+            self._wanted, self.layout, self.plan = planned, planned.layout, planned.plan
             self._alone = units_alone(self.plan)
             self._threads = threads_for(request.workers, self._rank_info.local_world_size)
             heartbeat.show(doing="reading the sources")
@@ -90,7 +88,7 @@ class JoinedPass:
         return Heartbeat(self.layout, "", 0, self._launch, self._rank_info.rank, self._rank_info.world_size)
 
     def _find_keys(self, heartbeat: Heartbeat) -> None:
-        reconciler, unknown = unknown_units(self._wanted, heartbeat.rise)
+        reconciler, unknown = unknown_units(self._job(None), heartbeat.rise)
         outcomes = reconciler.outcomes()
         outcomes.forget(np.array(unknown, np.int64))
         self._unresolved: dict[int, str] = {}
@@ -123,7 +121,7 @@ class JoinedPass:
         return make_catalog(presence, job, self._outcomes, self._unresolved, newest_catalog(self.layout, self.plan.catalog))
 
     def _job(self, heartbeat: Heartbeat | None) -> Job:
-        wanted, launch = self._wanted, numbered(self._launch, invocation_of(self.layout, self.plan, self._rank_info))
+        wanted, launch = self._wanted, numbered(self._launch, invocation_of(self.layout, self.plan.name, self._rank_info))
         return Job(
             self.layout,
             self.plan,

@@ -20,8 +20,8 @@ from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout, Mode
 from cachestore.jobs.plan.columns import count_complete
-from cachestore.jobs.run.pass_loop import Report
 from cachestore.jobs.run.task import Cancel, OnProgress
+from cachestore.jobs.share.report import Report
 from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.tars import tars_at
 from cachestore.store.format.catalog import Catalog, Cell, last_generation, make_column, newest_catalog

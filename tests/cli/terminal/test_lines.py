@@ -13,7 +13,7 @@ from cachestore.cli.terminal.lines import _fitting, training_lines
 from cachestore.core.keys import Recipe
 from cachestore.core.samples import Source
 from cachestore.files.paths import Layout
-from cachestore.jobs.run.pass_loop import Report
+from cachestore.jobs.share.report import Report
 from tests.fakes import publish_catalog
 from tests.scenarios.trainers import run_script
 from tests.shares import share

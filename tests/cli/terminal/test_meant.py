@@ -97,7 +97,7 @@ def said(tmp_path, monkeypatch, capsys):
         asked.append(request)
         raise SystemExit(0)
 
-    monkeypatch.setattr(command, "_run", run)
+    monkeypatch.setattr(command, "_encode", run)
 
     def call(line, verb="precompute"):
         code = None

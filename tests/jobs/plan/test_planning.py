@@ -12,7 +12,7 @@ from cachestore.jobs.plan.comparison import _differences
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share import agreement
 from cachestore.jobs.share.workers import Heartbeat
-from cachestore.jobs.start.precompute import precompute_here
+from cachestore.jobs.start.here import precompute_here
 from cachestore.store.write.commit import create_store
 from tests.fakes import asks_for, planned, tells_of
 

@@ -21,9 +21,10 @@ from cachestore.care.verify import verify
 from cachestore.core.errors import Incomplete
 from cachestore.files.failpoints import VARIABLE
 from cachestore.files.paths import Layout
-from cachestore.jobs.run.pass_loop import Report, run_pass
+from cachestore.jobs.run.pass_loop import run_pass
 from cachestore.jobs.run.worker import Worker
 from cachestore.jobs.share.passes import list_passes
+from cachestore.jobs.share.report import Report
 from cachestore.store.read.snapshot import list_segments, load_snapshot
 from tests import fakes
 from tests.fakes import Clock, FakeEncoder, Gate, Pictures, adds_up, captions, examples, fill_with, holds, names, overtaken, pictures

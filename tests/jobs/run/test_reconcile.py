@@ -322,12 +322,12 @@ def listed(catalog):
 
 
 def test_an_older_listing_never_takes_the_place_of_a_newer_one_and_its_entries_stay(root):
-    older = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing=1)
-    fakes.run(root, captions("a", "b", "c"), FakeEncoder(), listing=2)
+    older = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing_number=1)
+    fakes.run(root, captions("a", "b", "c"), FakeEncoder(), listing_number=2)
     with pytest.raises(Superseded, check=tells_of("generation 1", "3 samples", "lists 2")):
         run_pass(older)
     assert listed(catalog(root)) == (["0000", "0001", "0002"], 1, 2)
-    other = fakes.job(root, captions("x"), [FakeEncoder()], listing=1)
+    other = fakes.job(root, captions("x"), [FakeEncoder()], listing_number=1)
     with pytest.raises(Superseded):
         run_pass(other)
     with closing(load_snapshot(other.layout)) as snapshot:
@@ -335,19 +335,19 @@ def test_an_older_listing_never_takes_the_place_of_a_newer_one_and_its_entries_s
 
 
 def test_a_superseded_run_publishes_what_it_lists_anew(root):
-    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
-    fakes.run(root, captions("a", "b"), FakeEncoder(), listing=2)
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing_number=1)
+    fakes.run(root, captions("a", "b"), FakeEncoder(), listing_number=2)
     with pytest.raises(Superseded):
         run_pass(one)
-    run_pass(as_launch(one, "again", listing=3))
+    run_pass(as_launch(one, "again", listing_number=3))
     assert listed(catalog(root)) == (["0000"], 2, 3)
 
 
 def test_an_older_listing_of_the_same_rows_adds_its_encoder(root):
     text, images = FakeEncoder(), FakeEncoder("latents")
     samples = pictures("a.png")
-    fakes.run(root, samples, images, listing=2)
-    one = fakes.job(root, samples, [text], listing=1)
+    fakes.run(root, samples, images, listing_number=2)
+    one = fakes.job(root, samples, [text], listing_number=1)
     run_pass(replace(one, plan=read_plan(one.layout, one.plan.name)))
     assert {column.encoder for column in catalog(root).columns} == {"text", "latents"}
     assert listed(catalog(root)) == (["a.png"], 2, 2)
@@ -358,11 +358,11 @@ def test_a_generation_published_between_comparison_and_publication_is_compared_t
 
     def overtaken(layout, draft, **named):
         monkeypatch.setattr(catalog_maker, "publish_draft", real)
-        fakes.run(root, captions("b"), FakeEncoder(), listing=1)
+        fakes.run(root, captions("b"), FakeEncoder(), listing_number=1)
         return real(layout, draft, **named)
 
     monkeypatch.setattr(catalog_maker, "publish_draft", overtaken)
-    fakes.run(root, captions("a"), FakeEncoder(), listing=2, compare=lambda previous: compared.append(list(previous.captions)))
+    fakes.run(root, captions("a"), FakeEncoder(), listing_number=2, compare=lambda previous: compared.append(list(previous.captions)))
     assert compared == [["b"]]
     assert listed(catalog(root))[1:] == (2, 2)
 
@@ -371,27 +371,27 @@ def test_a_catalog_that_comparison_refuses_is_not_published(root):
     def refuse(previous):
         raise RecipeMismatch(f"generation {previous.generation} was made otherwise")
 
-    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=2, compare=refuse)
-    fakes.run(root, captions("b"), FakeEncoder(), listing=1)
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing_number=2, compare=refuse)
+    fakes.run(root, captions("b"), FakeEncoder(), listing_number=1)
     with pytest.raises(RecipeMismatch, check=tells_of("generation 1")):
         run_pass(one)
     assert list_generations(one.layout, "train") == [1]
 
 
 def test_an_equal_catalog_is_published_where_an_older_listing_may_still_come(root):
-    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing_number=1)
     run_pass(one)
     with listing_number(one.layout, "train"), listing_number(one.layout, "train") as second, listing_number(one.layout, "train") as third:
-        run_pass(as_launch(one, "third", listing=third))
+        run_pass(as_launch(one, "third", listing_number=third))
         assert listed(catalog(root)) == (["0000"], 2, third)
-        stale = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing=second)
+        stale = fakes.job(root, captions("a", "b"), [FakeEncoder()], listing_number=second)
         with pytest.raises(Superseded):
             run_pass(stale)
     assert list_generations(one.layout, "train") == [1, 2]
 
 
 def test_a_rebuilt_generation_keeps_the_number_of_its_listing(root):
-    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=5)
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing_number=5)
     report = run_pass(one)
     one.layout.catalog("train", 1).unlink()
     done = read_done(one.layout, PassRef(one.plan.name, 1))
@@ -401,8 +401,8 @@ def test_a_rebuilt_generation_keeps_the_number_of_its_listing(root):
 
 def test_an_older_listing_of_the_same_names_never_replaces_what_a_newer_one_made(root):
     samples = captions("a", "b")
-    fakes.run(root, samples, FakeEncoder(model="new"), listing=2)
-    one = fakes.job(root, samples, [FakeEncoder(model="old")], listing=1)
+    fakes.run(root, samples, FakeEncoder(model="new"), listing_number=2)
+    one = fakes.job(root, samples, [FakeEncoder(model="old")], listing_number=1)
     with pytest.raises(Superseded):
         run_pass(replace(one, plan=read_plan(one.layout, one.plan.name)))
     assert listed(catalog(root)) == (["0000", "0001"], 1, 2)
@@ -410,22 +410,22 @@ def test_an_older_listing_of_the_same_names_never_replaces_what_a_newer_one_made
 
 def test_an_older_listing_that_would_publish_what_is_there_ends_well(root):
     samples = captions("a")
-    fakes.run(root, samples, FakeEncoder(), listing=2)
-    report = fakes.run(root, samples, FakeEncoder(), listing=1)
+    fakes.run(root, samples, FakeEncoder(), listing_number=2)
+    report = fakes.run(root, samples, FakeEncoder(), listing_number=1)
     assert (report.complete, report.generation, list_generations(Layout(root), "train")) == (True, 1, [1])
 
 
 def test_a_second_run_of_one_data_set_after_the_other_publishes_nothing_and_leaves_no_number(root):
-    one = fakes.job(root, captions("a"), [FakeEncoder()], listing=0)
+    one = fakes.job(root, captions("a"), [FakeEncoder()], listing_number=0)
     for number in range(4):
         with listing_number(one.layout, "train") as listing:
-            assert run_pass(as_launch(one, f"launch {number}", listing=listing)).generation == 1
+            assert run_pass(as_launch(one, f"launch {number}", listing_number=listing)).generation == 1
     assert listing_numbers(one.layout, "train") == []
 
 
 def test_two_listings_of_one_number_have_no_order_where_the_folder_of_numbers_was_lost(root):
-    older = fakes.job(root, captions("a"), [FakeEncoder()], listing=1)
-    fakes.run(root, captions("a", "b"), FakeEncoder(), listing=1)
+    older = fakes.job(root, captions("a"), [FakeEncoder()], listing_number=1)
+    fakes.run(root, captions("a", "b"), FakeEncoder(), listing_number=1)
     with pytest.raises(Superseded):
         run_pass(older)
 

@@ -23,8 +23,8 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share.stages import STAGES
 from cachestore.jobs.share.workers import Heartbeat
-from cachestore.jobs.start.forecast import _seconds, in_words
-from cachestore.jobs.start.precompute import forecast_of, precompute_here
+from cachestore.jobs.start.forecast import _seconds, forecast_of, in_words
+from cachestore.jobs.start.here import precompute_here
 from cachestore.jobs.start.processes import Child
 from cachestore.sources.combined import list_in_memory
 from cachestore.store.format.catalog import list_generations, list_names
@@ -135,7 +135,7 @@ def test_a_run_that_reuses_everything_from_a_moved_folder_records_the_new_path_a
 def test_the_new_path_is_recorded_without_starting_a_process_too(data, root, makers, tmp_path, monkeypatch):
     run(data, root)
     monkeypatch.setattr("cachestore.jobs.start.launching.run_child", lambda *_arguments: pytest.fail("a process was started"))
-    monkeypatch.setattr("cachestore.jobs.start.precompute._is_model_here", lambda _request: True)
+    monkeypatch.setattr("cachestore.jobs.start.launching._is_model_here", lambda _request: True)
     moved = data.rename(tmp_path / "moved")
     assert cs.precompute(moved, model="model", store=root).encoded == 0
     assert {hints["data"] for hints in catalog(root).request.values()} == {str(moved)}
@@ -267,7 +267,7 @@ def test_a_file_that_was_touched_is_not_encoded_again(data, root, makers):
 def test_a_picture_replaced_after_a_run_was_stopped_half_way_is_encoded_again(data, root, monkeypatch, batches):
     """The next run joins the unfinished pass, in which the picture may be recorded already."""
     makers = fakes.Makers(options={"limit": 2})
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", makers)
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", makers)
 
     class Stop:
         def is_set(self):
@@ -554,7 +554,7 @@ def test_rank_0_says_what_there_was_to_do_if_others_have_done_it_by_then(data, r
     monkeypatch.setenv("CACHESTORE_LAUNCH", "one")
     said = []
     for _process in range(2):
-        monkeypatch.setattr("cachestore.jobs.run.pass_loop._invocations", {})
+        monkeypatch.setattr("cachestore.jobs.share.invocations._invocations", {})
         precompute_here(PrecomputeRequest(str(data), "m", str(root), rank=0, world_size=2), say=said.append)
     first, second = [line for line in said if "to encode" in line]
     assert first == second
@@ -691,7 +691,7 @@ def test_workers_that_are_asked_for_are_told_their_ranks_and_start_no_more(data,
         return [Child(1, 0, report.as_json(), "")] * count
 
     monkeypatch.setattr("cachestore.jobs.start.launching.run_children", children)
-    monkeypatch.setattr("cachestore.jobs.start.precompute._is_model_here", lambda _request: True)
+    monkeypatch.setattr("cachestore.jobs.start.launching._is_model_here", lambda _request: True)
     assert cs.precompute(data, model="model", store=root, procs=2).wanted == report.wanted
     assert reported == [("work", None, report.plan, 2)]
 

@@ -37,7 +37,7 @@ def data(tmp_path):
 @pytest.fixture
 def fake(monkeypatch):
     """Fake encoders in this process, and in those it starts."""
-    monkeypatch.setattr("cachestore.jobs.plan.planning._encoders", fakes.Makers())
+    monkeypatch.setattr("cachestore.jobs.plan.planning.make_encoders", fakes.Makers())
     monkeypatch.setattr("cachestore.encode.models.hub._cached", lambda name, _revision: None if name == "far-away" else Path(name))
     fakes.fake_processes(monkeypatch)
 
