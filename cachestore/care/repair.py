@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cachestore.care.checks import lost_catalogs
 from cachestore.care.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
-from cachestore.care.moved import NewPaths, check_names, new_paths
+from cachestore.care.moved import NewPaths, check_source_names, new_paths
 from cachestore.care.refill import check_refill, newest_catalogs, rebuild_catalog, refill_catalog
 from cachestore.care.soundness import check_segment, good_entries
 from cachestore.care.usage import is_own_value
@@ -79,7 +79,7 @@ class RepairReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Damaged:
+class _DamagedSegment:
     """A damaged segment."""
 
     digest: str
@@ -139,29 +139,36 @@ def repair(
         check_there(open_layout(Layout(root)), name)
     if dry_run:
         return _foresee(root, moved, name, refill=refill)
-    rebuilt: list[str] = []
-    if is_marker_broken(root):
+    quarantined, rebuilt = list[str](), list[str]()
+    if _is_marker_broken(root):
+        if os.path.lexists(root / MARKER):
+            quarantined.append(MARKER)
         _mend_marker(root)
         rebuilt.append(MARKER)
     layout = open_layout(Layout(root))
     with noticing_its_end(layout):
-        damaged, broken = _find_damage(layout)
-        salvaged = _salvage(layout, damaged) + _save_misnamed(layout)
+        segments, files = _find_damage(layout)
+        salvaged, moved_segments = _salvage(layout, segments)
+        salvaged += _save_misnamed(layout)
         _note_vanished(layout)
-        aside = [_put_aside(layout, layout.root / where) for where in broken]
-        back = [returned for path in aside if (returned := _put_back(layout, path))]
+        quarantined += moved_segments
+        back: list[str] = []
+        for where in files:
+            target = _quarantine_file(layout, layout.root / where)
+            if os.path.lexists(target):  # else another repair just moved it
+                quarantined.append(where)
+                back += _put_back(layout, target)
         with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
             rebuilt += ["index", *back] if after.generation != before.generation else back
         check_for_reading(layout)
-    check_names(newest_catalogs(layout), source)
+    check_source_names(newest_catalogs(layout), source)
     rebuilt += [lost.name for lost in lost_catalogs(layout) if rebuild_catalog(layout, lost, moved)]
     refilled = 0
     for catalog in newest_catalogs(layout, name) if refill else ():
         refilled += refill_catalog(layout, catalog, moved, on_progress, cancel)
     left = tuple(finding for finding in verify(layout.root, "quick").findings if finding.kind not in HARMLESS)
     check_for_reading(layout)
-    quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in damaged), *broken)
-    return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing_keys(left)), refilled, findings=left)
+    return RepairReport(salvaged, tuple(quarantined), tuple(rebuilt), len(missing_keys(left)), refilled, findings=left)
 
 
 def _check_unused(moved: NewPaths, name: str | None) -> None:
@@ -180,42 +187,42 @@ def _check_unused(moved: NewPaths, name: str | None) -> None:
 
 def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> RepairReport:
     """Return what `repair` would do. With `refill` this raises what it would raise about the sources and models; encodes nothing."""
-    if is_marker_broken(root):  # nothing else can be checked without the marker
+    if _is_marker_broken(root):  # nothing else can be checked without the marker
         aside = (MARKER,) if os.path.lexists(root / MARKER) else ()
         return RepairReport(0, aside, (MARKER,), 0, dry_run=True)
     layout = open_layout(Layout(root))
     with noticing_its_end(layout):
-        damaged, broken = _find_damage(layout)
-        quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in damaged), *broken)
+        segments, files = _find_damage(layout)
+        quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in segments), *files)
         with closing(load_snapshot(layout)) as snapshot:
             misnamed = [entry.key for _origin, entries in _misnamed(layout, snapshot) for entry in entries]
-            missing = _missing_then(layout, snapshot, damaged, misnamed)
+            missing = _missing_after(layout, snapshot, segments, misnamed)
             rebuilt = ["index"] if quarantined or misnamed or has_news(snapshot) else []
         check_for_reading(layout)
-    check_names(newest_catalogs(layout), moved.source)
+    check_source_names(newest_catalogs(layout), moved.source)
     for catalog in newest_catalogs(layout, name) if refill else ():
         check_refill(layout, catalog, moved, missing)
     rebuilt += [lost.name for lost in lost_catalogs(layout)]
-    salvaged = sum(len(segment.good) for segment in damaged) + len(misnamed)
+    salvaged = sum(len(segment.good) for segment in segments) + len(misnamed)
     return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing), dry_run=True)
 
 
-def _find_damage(layout: Layout) -> tuple[list[_Damaged], list[str]]:
-    """Return the damaged segments, and the paths of other broken files. What is of a newer format is not damaged."""
+def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
+    """Return the damaged segments, and the paths of other damaged files. What is of a newer format is not damaged."""
     with closing(_load(layout)) as snapshot:
-        damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
+        segments = [damaged for digest in sorted(snapshot.listed) if (damaged := _examine(layout, snapshot, digest))]
     check_for_reading(layout)  # `verify` would open any store at this path
     kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
-    found = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
-    return damaged, sorted(path for path in found if os.path.lexists(layout.root / path))
+    files = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
+    return segments, sorted(path for path in files if os.path.lexists(layout.root / path))
 
 
-def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], misnamed: Iterable[Key]) -> frozenset[Key]:
+def _missing_after(layout: Layout, snapshot: Snapshot, segments: Sequence[_DamagedSegment], misnamed: Iterable[Key]) -> frozenset[Key]:
     """Return the needed or lost keys that will have no valid copy after the salvage."""
-    saved = {*misnamed, *(key for segment in damaged for key in segment.good)}
-    gone = {segment.digest for segment in damaged}
+    saved = {*misnamed, *(key for segment in segments for key in segment.good)}
+    gone = {segment.digest for segment in segments}
     wanted = wanted_keys(layout, snapshot)
-    asked = sorted(wanted.union(*(_to_report(segment.origin, segment.entries, wanted) for segment in damaged)) - saved)
+    asked = sorted(wanted.union(*(_to_report(segment.origin, segment.entries, wanted) for segment in segments)) - saved)
     copies = zip(asked, snapshot.find(asked), strict=True)
     return frozenset(key for key, locations in copies if all(location.segment.digest in gone for location in locations))
 
@@ -250,7 +257,7 @@ def _load(layout: Layout) -> Snapshot:
     return load_snapshot(layout)
 
 
-def is_marker_broken(root: Path) -> bool:
+def _is_marker_broken(root: Path) -> bool:
     """Whether the marker of a store is damaged, or is missing though the folder holds segments.
 
     Raises StoreNotFound if there is no store, and FormatError if a newer version wrote the marker.
@@ -277,7 +284,7 @@ def _mend_marker(root: Path) -> None:
     publish_marker(layout)
 
 
-def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:
+def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _DamagedSegment | None:
     """What can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then)."""
     checked = check_segment(layout, digest, every_byte=True)
     if not checked.findings or checked.is_unreadable:
@@ -285,7 +292,7 @@ def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None
     with suppress(OSError):
         entries = _entries_of(layout, snapshot, digest)
         good = frozenset(entry.key for entry in good_entries(layout.segment(digest), entries))
-        return _Damaged(digest, entries, good, _origin_of(layout, snapshot, digest))
+        return _DamagedSegment(digest, entries, good, _origin_of(layout, snapshot, digest))
     return None
 
 
@@ -317,10 +324,14 @@ def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[Stored
     return (*in_header, *in_index)
 
 
-def _salvage(layout: Layout, damaged: Sequence[_Damaged]) -> int:
-    """Copy the good entries, list the lost keys in `quarantine/`, then move the damaged file there. Returns how many were saved."""
-    needed = needed_samples(layout, {entry.key for segment in damaged for entry in segment.entries if entry.key not in segment.good})
-    for segment in damaged:
+def _salvage(layout: Layout, segments: Sequence[_DamagedSegment]) -> tuple[int, list[str]]:
+    """Copy the good entries, list the lost keys in `quarantine/`, then move the damaged file there.
+
+    Returns how many entries were saved, and which files were moved.
+    """
+    needed = needed_samples(layout, {entry.key for segment in segments for entry in segment.entries if entry.key not in segment.good})
+    salvaged, moved = 0, list[str]()
+    for segment in segments:
         path = layout.segment(segment.digest)
         with suppress(FileNotFoundError):  # another repair just moved it, and saved its entries
             good = good_entries(path, segment.entries)
@@ -331,7 +342,9 @@ def _salvage(layout: Layout, damaged: Sequence[_Damaged]) -> int:
             lost = [entry for entry in segment.entries if entry.key not in saved]
             _note_lost(layout, segment.digest, _to_report(segment.origin, lost, needed), needed)
             _quarantine(layout, path)
-    return sum(len(segment.good) for segment in damaged)
+            salvaged += len(good)
+            moved.append(layout.relative(path))
+    return salvaged, moved
 
 
 def _to_report(origin: str, lost: Iterable[StoredEntry], needed: Container[Key]) -> dict[Key, None]:
@@ -385,7 +398,7 @@ def _note_vanished(layout: Layout) -> None:
             _note_lost(layout, digest, keys, needed_samples(layout, set(keys)))
 
 
-def _put_aside(layout: Layout, path: Path) -> Path:
+def _quarantine_file(layout: Layout, path: Path) -> Path:
     """Move a damaged file to `quarantine/`; returns the new path.
 
     If it is a list of lost keys, they are collected again from the segment that it was about, if that is in `quarantine/`.
@@ -402,17 +415,17 @@ def _put_aside(layout: Layout, path: Path) -> Path:
     return target
 
 
-def _put_back(layout: Layout, path: Path) -> str | None:
-    """Publish an intact catalog under its own name, if that is free. Returns the data set's name, or None."""
+def _put_back(layout: Layout, path: Path) -> list[str]:
+    """Publish an intact catalog under its own name, if that is free. Returns the data set's name, or nothing."""
     try:
         catalog = read_stray(path)
         own = layout.catalog(catalog.name, catalog.generation)
         if catalog.generation < 1 or own.name in names_in(own.parent):
-            return None
+            return []
         publish(layout, own, [read_whole(path, limit_bytes=TABLE_LIMIT_BYTES)], read_only=True)
     except (FormatError, FileNotFoundError):
-        return None
-    return catalog.name
+        return []
+    return [catalog.name]
 
 
 def _quarantine(layout: Layout, path: Path, name: str = "") -> Path:
