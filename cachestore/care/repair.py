@@ -44,7 +44,8 @@ from cachestore.sources.combined import Moved
 from cachestore.store.format.catalog import read_stray
 from cachestore.store.format.entry import Entry
 from cachestore.store.format.findings import HARMLESS, Finding, missing_keys
-from cachestore.store.format.index import Index, NoIndex, check
+from cachestore.store.format.index import Index, NoIndex
+from cachestore.store.format.index import check as check_index
 from cachestore.store.format.segment import StoredEntries, StoredEntry, read_contents
 from cachestore.store.read.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.store.read.unfinished import check_there
@@ -209,7 +210,7 @@ def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> 
 
 def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
     """Return the damaged segments, and the paths of other damaged files. What is of a newer format is not damaged."""
-    with closing(_load(layout)) as snapshot:
+    with closing(_load_with_index(layout)) as snapshot:
         segments = [damaged for digest in sorted(snapshot.listed) if (damaged := _examine(layout, snapshot, digest))]
     check_for_reading(layout)  # `verify` would open any store at this path
     kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
@@ -227,14 +228,14 @@ def _missing_after(layout: Layout, snapshot: Snapshot, segments: Sequence[_Damag
     return frozenset(key for key, locations in copies if all(location.segment.digest in gone for location in locations))
 
 
-def _load(layout: Layout) -> Snapshot:
-    """A snapshot with the newest intact index, which alone knows the entries of a segment with a damaged header.
+def _load_with_index(layout: Layout) -> Snapshot:
+    """Return a snapshot with the newest intact index, which alone knows the entries of a segment with a damaged header.
 
     Raises ReadFailed if that index cannot be read right now. `load_snapshot` would do without it.
     """
     for name in list_indexes(layout):
         try:
-            verdict = check(layout, name)
+            verdict = check_index(layout, name)
         except FormatError:
             continue
         except FileNotFoundError as error:
