@@ -20,7 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from cachestore.care.checks import lost_catalogs
-from cachestore.care.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
+from cachestore.care.losses import LOST_FORMAT, LOST_VERSION, NamedSample, needed_samples, vanished_keys, wanted_keys
 from cachestore.care.moved import NewPaths, check_source_names, new_paths
 from cachestore.care.refill import check_refill, newest_catalogs, rebuild_catalog, refill_catalog
 from cachestore.care.soundness import check_segment, good_entries
@@ -211,7 +211,7 @@ def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> 
 def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
     """Return the damaged segments, and the paths of other damaged files. What is of a newer format is not damaged."""
     with closing(_load_with_index(layout)) as snapshot:
-        segments = [damaged for digest in sorted(snapshot.listed) if (damaged := _examine(layout, snapshot, digest))]
+        segments = [damaged for digest in sorted(snapshot.listed) if (damaged := _read_damaged(layout, snapshot, digest))]
     check_for_reading(layout)  # `verify` would open any store at this path
     kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
     files = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
@@ -285,44 +285,36 @@ def _mend_marker(root: Path) -> None:
     publish_marker(layout)
 
 
-def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _DamagedSegment | None:
-    """What can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then)."""
+def _read_damaged(layout: Layout, snapshot: Snapshot, digest: str) -> _DamagedSegment | None:
+    """Return what can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then).
+
+    Raises NewerFormat for an intact segment of a newer format.
+    """
     checked = check_segment(layout, digest, every_byte=True)
     if not checked.findings or checked.is_unreadable:
         return None
+    path, index = layout.segment(digest), snapshot.index
     with suppress(OSError):
-        entries = _entries_of(layout, snapshot, digest)
-        good = frozenset(entry.key for entry in good_entries(layout.segment(digest), entries))
-        return _DamagedSegment(digest, entries, good, _origin_of(layout, snapshot, digest))
+        in_header = StoredEntries()
+        origin = next((ref.origin for ref in index.segments.values() if ref.digest == digest), "") if index is not None else ""
+        try:
+            contents = read_contents(path, is_whole=False)
+            in_header, origin = contents.entries, contents.origin
+        except NewerFormat:
+            if digest_file(path) == digest:
+                raise
+        except FormatError:  # only the index knows its entries
+            pass
+        metas = {entry.key: entry.meta for entry in in_header}  # the others are lost
+        in_index = (
+            StoredEntry(key, found.ordinal, found.offset, found.specs, found.checksum, metas.get(key, {"salvaged_from": digest}))
+            for key, locations in (index.items() if index is not None else ())
+            for found in locations
+            if found.segment.digest == digest
+        )
+        entries = (*in_header, *in_index)
+        return _DamagedSegment(digest, entries, frozenset(entry.key for entry in good_entries(path, entries)), origin)
     return None
-
-
-def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
-    with suppress(FormatError, OSError):
-        return read_contents(layout.segment(digest), is_whole=False).origin
-    refs = snapshot.index.segments.values() if snapshot.index is not None else ()
-    return next((ref.origin for ref in refs if ref.digest == digest), "")
-
-
-def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
-    """The entries of a damaged segment, by its header, then by the index. Raises NewerFormat for an intact one of a newer format."""
-    path = layout.segment(digest)
-    in_header = StoredEntries()
-    try:
-        in_header = read_contents(path, is_whole=False).entries
-    except NewerFormat:
-        if digest_file(path) == digest:
-            raise
-    except FormatError:  # only the index knows its entries
-        pass
-    values = {entry.key: entry.meta for entry in in_header}  # the others are lost
-    in_index = (
-        StoredEntry(key, location.ordinal, location.offset, location.specs, location.checksum, values.get(key, {"salvaged_from": digest}))
-        for key, locations in (snapshot.index.items() if snapshot.index is not None else ())
-        for location in locations
-        if location.segment.digest == digest
-    )
-    return (*in_header, *in_index)
 
 
 def _salvage(layout: Layout, segments: Sequence[_DamagedSegment]) -> tuple[int, list[str]]:
@@ -353,7 +345,7 @@ def _to_report(origin: str, lost: Iterable[StoredEntry], needed: Container[Key])
     return dict.fromkeys(entry.key for entry in lost if entry.key in needed or is_own_value(origin, entry))
 
 
-def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping[Key, Sample]) -> None:
+def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping[Key, NamedSample]) -> None:
     """List keys that were lost with a segment, so that `verify` reports them until they are made again. No keys make no file."""
     lost = list(keys)
     body: dict[str, Json] = {"segment": digest, "keys": [str(key) for key in lost]}

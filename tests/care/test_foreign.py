@@ -1,4 +1,4 @@
-"""Names that nobody of ours made: they are told and left alone."""
+"""Files that cachestore did not make: they are reported and left alone."""
 
 import os
 import time
