@@ -310,8 +310,11 @@ def test_a_marker_that_is_damaged_is_made_anew_with_the_mode_that_the_folder_sho
     layout.marker.write_bytes(b"{}")
     with pytest.raises(FormatError, match="cachestore repair"):
         cs.open(root)
-    assert repair(root, dry_run=True).rebuilt == ("cachestore.json",)
-    assert "cachestore.json" in repair(root).rebuilt
+    would = repair(root, dry_run=True)
+    assert would.rebuilt == would.quarantined == ("cachestore.json",)
+    report = repair(root)
+    assert "cachestore.json" in report.rebuilt
+    assert report.quarantined == ("cachestore.json",)
     with Reader(root) as reader:
         assert (reader.layout.mode, key_of(1) in reader) == (Mode(mode), True)
 
@@ -322,7 +325,9 @@ def test_a_marker_that_is_gone_is_made_anew_where_there_are_segments(root):
     layout.marker.unlink()
     with pytest.raises(cs.StoreNotFound, match="cachestore repair"):
         verify(root)
-    assert "cachestore.json" in repair(root).rebuilt
+    report = repair(root)
+    assert "cachestore.json" in report.rebuilt
+    assert report.quarantined == ()
     assert verify(root).ok
 
 

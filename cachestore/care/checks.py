@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from cachestore.care.foreign import foreign_files
 from cachestore.care.losses import read_lost, still_wanted, vanished_keys
 from cachestore.care.soundness import SegmentCheck, check_segment
-from cachestore.care.strangers import strange_names
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key, Recipe
 from cachestore.core.words import plural
@@ -22,8 +22,9 @@ from cachestore.files.records import read_record
 from cachestore.jobs.share.plan import is_published, read_plan
 from cachestore.jobs.share.retention import ReportedCatalog, list_plans, reported_catalogs
 from cachestore.store.format.catalog import list_generations, list_names, read_catalog
-from cachestore.store.format.findings import DamagedEntry, Finding, Kind, finding_of, missing_keys, tried
-from cachestore.store.format.index import Index, NoIndex, check, digest_table
+from cachestore.store.format.findings import DamagedEntry, Finding, Kind, finding_of, missing_keys, read_or_finding
+from cachestore.store.format.index import Index, NoIndex, digest_table
+from cachestore.store.format.index import check as check_index
 from cachestore.store.format.marked import read_marked
 from cachestore.store.read.snapshot import Snapshot, list_indexes
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION
@@ -99,20 +100,21 @@ def check_published(store: StoreToCheck) -> Iterator[Finding]:
 
 def check_plans(store: StoreToCheck) -> Iterator[Finding]:
     """Find plans that cannot be read."""
-    for plan in list_plans(store.layout):
-        where = store.layout.relative(store.layout.plan(plan))
-        found = tried("bad-plan", where, lambda plan=plan: is_published(store.layout, plan) and read_plan(store.layout, plan, io="pread"))
-        if isinstance(found, Finding):
-            yield found
+    layout = store.layout
+    for plan in list_plans(layout):
+        where = layout.relative(layout.plan(plan))
+        result = read_or_finding("bad-plan", where, lambda plan=plan: is_published(layout, plan) and read_plan(layout, plan, io="pread"))
+        if isinstance(result, Finding):
+            yield result
 
 
 def check_segments(store: StoreToCheck) -> Iterator[Finding]:
     """Find damaged segments, and the entries that the damage hits."""
     for segment in store.segments:
-        yield from _described(store, segment)
+        yield from _segment_findings(store, segment)
 
 
-def _described(store: StoreToCheck, segment: SegmentCheck) -> Iterator[Finding]:
+def _segment_findings(store: StoreToCheck, segment: SegmentCheck) -> Iterator[Finding]:
     """Yield a segment's findings with the entries that they hit, and with the command that helps."""
     keys = store.in_index.get(segment.digest, ()) if segment.bad is None else segment.bad
     others = [one.good for one in store.segments if one.digest != segment.digest] if keys else []
@@ -148,7 +150,7 @@ def check_indexes(store: StoreToCheck) -> Iterator[Finding]:
     by_header = {one.digest: one.summary for one in store.segments if one.summary is not None}
     for name in list_indexes(layout):
         where = layout.relative(layout.index(name))
-        verdict = tried("bad-index", where, partial(check, layout, name))
+        verdict = read_or_finding("bad-index", where, partial(check_index, layout, name))
         if isinstance(verdict, Finding):
             yield verdict
             continue
@@ -167,7 +169,7 @@ def check_indexes(store: StoreToCheck) -> Iterator[Finding]:
                         what = f"{where} records a different content of segment {ref.digest} than the segment's own header"
                         bad_index = Finding("bad-index", where, what, f"run {layout.command('repair')}")
                         # Only the segment's bytes tell which of the two is right.
-                        yield from list(_described(store, check_segment(layout, ref.digest, every_byte=True))) or [bad_index]
+                        yield from list(_segment_findings(store, check_segment(layout, ref.digest, every_byte=True))) or [bad_index]
         except NoIndex as error:
             yield finding_of("bad-index", where, error)
         except (FormatError, OSError) as error:
@@ -181,9 +183,9 @@ def check_files(store: StoreToCheck) -> Iterator[Finding]:
     A damaged list has no effect: the next `gc` checks its segments again.
     """
     for kind, path, read in _files_of(store.layout):
-        found = tried(kind, store.layout.relative(path), read)
-        if isinstance(found, Finding):
-            yield found
+        result = read_or_finding(kind, store.layout.relative(path), read)
+        if isinstance(result, Finding):
+            yield result
 
 
 def _files_of(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]]]:
@@ -224,7 +226,7 @@ def check_lost(store: StoreToCheck) -> Iterator[Finding]:
     """Find entries that `repair` listed as lost and that are still wanted, and lists that cannot be read."""
     for name in filter(parse_lost, names_in(store.layout.quarantine) if store.may_miss_entries() else ()):
         where = f"quarantine/{name}"
-        keys = tried("bad-list", where, partial(read_lost, store.layout.root / where))
+        keys = read_or_finding("bad-list", where, partial(read_lost, store.layout.root / where))
         if isinstance(keys, Finding):
             yield keys
             continue
@@ -250,9 +252,9 @@ def check_vanished(store: StoreToCheck) -> Iterator[Finding]:
                 yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing", "write it again", str(key))
 
 
-def check_names(store: StoreToCheck) -> Iterator[Finding]:
+def check_foreign(store: StoreToCheck) -> Iterator[Finding]:
     """Find files that cachestore did not make, and temporary files of dead processes."""
-    return strange_names(store.layout)
+    return foreign_files(store.layout)
 
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -264,6 +266,6 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_needed,
     check_lost,
     check_vanished,
-    check_names,
+    check_foreign,
 )
 """In this order, as later checks leave out what earlier ones have reported."""

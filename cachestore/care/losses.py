@@ -18,7 +18,7 @@ from cachestore.store.read.snapshot import Snapshot
 LOST_FORMAT: Final = "cachestore-lost"
 LOST_VERSION: Final = 1
 
-Sample = tuple[str, str]
+NamedSample = tuple[str, str]
 """The name of a data set, and the id of one of its samples."""
 
 
@@ -43,9 +43,9 @@ def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
     return needed
 
 
-def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, Sample]:
+def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, NamedSample]:
     """The keys of `among` that the newest catalogs need, each with the first sample that needs it. Reads nothing if `among` is empty."""
-    needed: dict[Key, Sample] = {}
+    needed: dict[Key, NamedSample] = {}
     for name in list_names(layout) if among else ():
         catalog = newest_catalog(layout, name)
         for key, sample in needed_by(catalog) if catalog is not None else ():
@@ -63,7 +63,7 @@ def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
     return wanted.union(*vanished_keys(layout, snapshot).values())
 
 
-def read_lost(path: Path) -> dict[Key, Sample | None]:
+def read_lost(path: Path) -> dict[Key, NamedSample | None]:
     """The entries that a list calls lost, each with a sample that needed it then, or None. Raises FormatError, OSError."""
     try:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
@@ -76,7 +76,7 @@ def read_lost(path: Path) -> dict[Key, Sample | None]:
     return keys
 
 
-def still_wanted(layout: Layout, keys: Mapping[Key, Sample | None]) -> Iterator[tuple[Key, Sample | None]]:
+def still_wanted(layout: Layout, keys: Mapping[Key, NamedSample | None]) -> Iterator[tuple[Key, NamedSample | None]]:
     """Leave out lost entries that are not wanted any more.
 
     An entry of a sample is wanted if the newest catalog lists the sample, has an empty cell for it, and does not name the entry. Otherwise

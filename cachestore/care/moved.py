@@ -41,7 +41,7 @@ def new_paths(source: Moved | None, **paths: str | Path | None) -> NewPaths:
     return NewPaths(source, models)
 
 
-def check_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
+def check_source_names(catalogs: Iterable[Catalog], source: Moved | None) -> None:
     """Raise BadInput if `source` names a source that no data set was made from."""
     if not isinstance(source, Mapping):
         return

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any, BinaryIO, TypeVar
 
 from cachestore.care.checks import StoreToCheck
-from cachestore.care.moved import NewPaths, check_names, request_at
+from cachestore.care.moved import NewPaths, check_source_names, request_at
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, RecipeMismatch
 from cachestore.core.forked import in_one_thread
@@ -128,7 +128,7 @@ class Recomputation:
         with library_defaults(os.environ):
             names = [each for each in list_names(layout) if name in (None, each)]
             self._catalogs = [catalog for each in names if (catalog := newest_catalog(layout, each)) is not None]
-            check_names(self._catalogs, moved.source)
+            check_source_names(self._catalogs, moved.source)
             self._makers, self._unknown = _find_makers(layout, self._catalogs, moved)
 
     def check(self, store: StoreToCheck) -> list[Finding]:

@@ -20,8 +20,8 @@ from itertools import chain, count
 from pathlib import Path
 
 from cachestore.care.checks import lost_catalogs
-from cachestore.care.losses import LOST_FORMAT, LOST_VERSION, Sample, needed_samples, vanished_keys, wanted_keys
-from cachestore.care.moved import NewPaths, check_names, new_paths
+from cachestore.care.losses import LOST_FORMAT, LOST_VERSION, NamedSample, needed_samples, vanished_keys, wanted_keys
+from cachestore.care.moved import NewPaths, check_source_names, new_paths
 from cachestore.care.refill import check_refill, newest_catalogs, rebuild_catalog, refill_catalog
 from cachestore.care.soundness import check_segment, good_entries
 from cachestore.care.usage import is_own_value
@@ -44,7 +44,8 @@ from cachestore.sources.combined import Moved
 from cachestore.store.format.catalog import read_stray
 from cachestore.store.format.entry import Entry
 from cachestore.store.format.findings import HARMLESS, Finding, missing_keys
-from cachestore.store.format.index import Index, NoIndex, check
+from cachestore.store.format.index import Index, NoIndex
+from cachestore.store.format.index import check as check_index
 from cachestore.store.format.segment import StoredEntries, StoredEntry, read_contents
 from cachestore.store.read.snapshot import Snapshot, list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.store.read.unfinished import check_there
@@ -79,7 +80,7 @@ class RepairReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Damaged:
+class _DamagedSegment:
     """A damaged segment."""
 
     digest: str
@@ -139,29 +140,36 @@ def repair(
         check_there(open_layout(Layout(root)), name)
     if dry_run:
         return _foresee(root, moved, name, refill=refill)
-    rebuilt: list[str] = []
-    if is_marker_broken(root):
+    quarantined, rebuilt = list[str](), list[str]()
+    if _is_marker_broken(root):
+        if os.path.lexists(root / MARKER):
+            quarantined.append(MARKER)
         _mend_marker(root)
         rebuilt.append(MARKER)
     layout = open_layout(Layout(root))
     with noticing_its_end(layout):
-        damaged, broken = _find_damage(layout)
-        salvaged = _salvage(layout, damaged) + _save_misnamed(layout)
+        segments, files = _find_damage(layout)
+        salvaged, moved_segments = _salvage(layout, segments)
+        salvaged += _save_misnamed(layout)
         _note_vanished(layout)
-        aside = [_put_aside(layout, layout.root / where) for where in broken]
-        back = [returned for path in aside if (returned := _put_back(layout, path))]
+        quarantined += moved_segments
+        back: list[str] = []
+        for where in files:
+            target = _quarantine_file(layout, layout.root / where)
+            if os.path.lexists(target):  # else another repair just moved it
+                quarantined.append(where)
+                back += _put_back(layout, target)
         with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
             rebuilt += ["index", *back] if after.generation != before.generation else back
         check_for_reading(layout)
-    check_names(newest_catalogs(layout), source)
+    check_source_names(newest_catalogs(layout), source)
     rebuilt += [lost.name for lost in lost_catalogs(layout) if rebuild_catalog(layout, lost, moved)]
     refilled = 0
     for catalog in newest_catalogs(layout, name) if refill else ():
         refilled += refill_catalog(layout, catalog, moved, on_progress, cancel)
     left = tuple(finding for finding in verify(layout.root, "quick").findings if finding.kind not in HARMLESS)
     check_for_reading(layout)
-    quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in damaged), *broken)
-    return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing_keys(left)), refilled, findings=left)
+    return RepairReport(salvaged, tuple(quarantined), tuple(rebuilt), len(missing_keys(left)), refilled, findings=left)
 
 
 def _check_unused(moved: NewPaths, name: str | None) -> None:
@@ -180,54 +188,54 @@ def _check_unused(moved: NewPaths, name: str | None) -> None:
 
 def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> RepairReport:
     """Return what `repair` would do. With `refill` this raises what it would raise about the sources and models; encodes nothing."""
-    if is_marker_broken(root):  # nothing else can be checked without the marker
+    if _is_marker_broken(root):  # nothing else can be checked without the marker
         aside = (MARKER,) if os.path.lexists(root / MARKER) else ()
         return RepairReport(0, aside, (MARKER,), 0, dry_run=True)
     layout = open_layout(Layout(root))
     with noticing_its_end(layout):
-        damaged, broken = _find_damage(layout)
-        quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in damaged), *broken)
+        segments, files = _find_damage(layout)
+        quarantined = (*(layout.relative(layout.segment(segment.digest)) for segment in segments), *files)
         with closing(load_snapshot(layout)) as snapshot:
             misnamed = [entry.key for _origin, entries in _misnamed(layout, snapshot) for entry in entries]
-            missing = _missing_then(layout, snapshot, damaged, misnamed)
+            missing = _missing_after(layout, snapshot, segments, misnamed)
             rebuilt = ["index"] if quarantined or misnamed or has_news(snapshot) else []
         check_for_reading(layout)
-    check_names(newest_catalogs(layout), moved.source)
+    check_source_names(newest_catalogs(layout), moved.source)
     for catalog in newest_catalogs(layout, name) if refill else ():
         check_refill(layout, catalog, moved, missing)
     rebuilt += [lost.name for lost in lost_catalogs(layout)]
-    salvaged = sum(len(segment.good) for segment in damaged) + len(misnamed)
+    salvaged = sum(len(segment.good) for segment in segments) + len(misnamed)
     return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing), dry_run=True)
 
 
-def _find_damage(layout: Layout) -> tuple[list[_Damaged], list[str]]:
-    """Return the damaged segments, and the paths of other broken files. What is of a newer format is not damaged."""
-    with closing(_load(layout)) as snapshot:
-        damaged = [found for digest in sorted(snapshot.listed) if (found := _examine(layout, snapshot, digest))]
+def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
+    """Return the damaged segments, and the paths of other damaged files. What is of a newer format is not damaged."""
+    with closing(_load_with_index(layout)) as snapshot:
+        segments = [damaged for digest in sorted(snapshot.listed) if (damaged := _read_damaged(layout, snapshot, digest))]
     check_for_reading(layout)  # `verify` would open any store at this path
     kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
-    found = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
-    return damaged, sorted(path for path in found if os.path.lexists(layout.root / path))
+    files = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
+    return segments, sorted(path for path in files if os.path.lexists(layout.root / path))
 
 
-def _missing_then(layout: Layout, snapshot: Snapshot, damaged: Sequence[_Damaged], misnamed: Iterable[Key]) -> frozenset[Key]:
+def _missing_after(layout: Layout, snapshot: Snapshot, segments: Sequence[_DamagedSegment], misnamed: Iterable[Key]) -> frozenset[Key]:
     """Return the needed or lost keys that will have no valid copy after the salvage."""
-    saved = {*misnamed, *(key for segment in damaged for key in segment.good)}
-    gone = {segment.digest for segment in damaged}
+    saved = {*misnamed, *(key for segment in segments for key in segment.good)}
+    gone = {segment.digest for segment in segments}
     wanted = wanted_keys(layout, snapshot)
-    asked = sorted(wanted.union(*(_to_report(segment.origin, segment.entries, wanted) for segment in damaged)) - saved)
+    asked = sorted(wanted.union(*(_to_report(segment.origin, segment.entries, wanted) for segment in segments)) - saved)
     copies = zip(asked, snapshot.find(asked), strict=True)
     return frozenset(key for key, locations in copies if all(location.segment.digest in gone for location in locations))
 
 
-def _load(layout: Layout) -> Snapshot:
-    """A snapshot with the newest intact index, which alone knows the entries of a segment with a damaged header.
+def _load_with_index(layout: Layout) -> Snapshot:
+    """Return a snapshot with the newest intact index, which alone knows the entries of a segment with a damaged header.
 
     Raises ReadFailed if that index cannot be read right now. `load_snapshot` would do without it.
     """
     for name in list_indexes(layout):
         try:
-            verdict = check(layout, name)
+            verdict = check_index(layout, name)
         except FormatError:
             continue
         except FileNotFoundError as error:
@@ -250,7 +258,7 @@ def _load(layout: Layout) -> Snapshot:
     return load_snapshot(layout)
 
 
-def is_marker_broken(root: Path) -> bool:
+def _is_marker_broken(root: Path) -> bool:
     """Whether the marker of a store is damaged, or is missing though the folder holds segments.
 
     Raises StoreNotFound if there is no store, and FormatError if a newer version wrote the marker.
@@ -277,50 +285,46 @@ def _mend_marker(root: Path) -> None:
     publish_marker(layout)
 
 
-def _examine(layout: Layout, snapshot: Snapshot, digest: str) -> _Damaged | None:
-    """What can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then)."""
+def _read_damaged(layout: Layout, snapshot: Snapshot, digest: str) -> _DamagedSegment | None:
+    """Return what can be saved from a segment. None if it is intact, or cannot be read (nothing is moved then).
+
+    Raises NewerFormat for an intact segment of a newer format.
+    """
     checked = check_segment(layout, digest, every_byte=True)
     if not checked.findings or checked.is_unreadable:
         return None
+    path, index = layout.segment(digest), snapshot.index
     with suppress(OSError):
-        entries = _entries_of(layout, snapshot, digest)
-        good = frozenset(entry.key for entry in good_entries(layout.segment(digest), entries))
-        return _Damaged(digest, entries, good, _origin_of(layout, snapshot, digest))
+        in_header = StoredEntries()
+        origin = next((ref.origin for ref in index.segments.values() if ref.digest == digest), "") if index is not None else ""
+        try:
+            contents = read_contents(path, is_whole=False)
+            in_header, origin = contents.entries, contents.origin
+        except NewerFormat:
+            if digest_file(path) == digest:
+                raise
+        except FormatError:  # only the index knows its entries
+            pass
+        metas = {entry.key: entry.meta for entry in in_header}  # the others are lost
+        in_index = (
+            StoredEntry(key, found.ordinal, found.offset, found.specs, found.checksum, metas.get(key, {"salvaged_from": digest}))
+            for key, locations in (index.items() if index is not None else ())
+            for found in locations
+            if found.segment.digest == digest
+        )
+        entries = (*in_header, *in_index)
+        return _DamagedSegment(digest, entries, frozenset(entry.key for entry in good_entries(path, entries)), origin)
     return None
 
 
-def _origin_of(layout: Layout, snapshot: Snapshot, digest: str) -> str:
-    with suppress(FormatError, OSError):
-        return read_contents(layout.segment(digest), is_whole=False).origin
-    refs = snapshot.index.segments.values() if snapshot.index is not None else ()
-    return next((ref.origin for ref in refs if ref.digest == digest), "")
+def _salvage(layout: Layout, segments: Sequence[_DamagedSegment]) -> tuple[int, list[str]]:
+    """Copy the good entries, list the lost keys in `quarantine/`, then move the damaged file there.
 
-
-def _entries_of(layout: Layout, snapshot: Snapshot, digest: str) -> tuple[StoredEntry, ...]:
-    """The entries of a damaged segment, by its header, then by the index. Raises NewerFormat for an intact one of a newer format."""
-    path = layout.segment(digest)
-    in_header = StoredEntries()
-    try:
-        in_header = read_contents(path, is_whole=False).entries
-    except NewerFormat:
-        if digest_file(path) == digest:
-            raise
-    except FormatError:  # only the index knows its entries
-        pass
-    values = {entry.key: entry.meta for entry in in_header}  # the others are lost
-    in_index = (
-        StoredEntry(key, location.ordinal, location.offset, location.specs, location.checksum, values.get(key, {"salvaged_from": digest}))
-        for key, locations in (snapshot.index.items() if snapshot.index is not None else ())
-        for location in locations
-        if location.segment.digest == digest
-    )
-    return (*in_header, *in_index)
-
-
-def _salvage(layout: Layout, damaged: Sequence[_Damaged]) -> int:
-    """Copy the good entries, list the lost keys in `quarantine/`, then move the damaged file there. Returns how many were saved."""
-    needed = needed_samples(layout, {entry.key for segment in damaged for entry in segment.entries if entry.key not in segment.good})
-    for segment in damaged:
+    Returns how many entries were saved, and which files were moved.
+    """
+    needed = needed_samples(layout, {entry.key for segment in segments for entry in segment.entries if entry.key not in segment.good})
+    salvaged, moved = 0, list[str]()
+    for segment in segments:
         path = layout.segment(segment.digest)
         with suppress(FileNotFoundError):  # another repair just moved it, and saved its entries
             good = good_entries(path, segment.entries)
@@ -331,7 +335,9 @@ def _salvage(layout: Layout, damaged: Sequence[_Damaged]) -> int:
             lost = [entry for entry in segment.entries if entry.key not in saved]
             _note_lost(layout, segment.digest, _to_report(segment.origin, lost, needed), needed)
             _quarantine(layout, path)
-    return sum(len(segment.good) for segment in damaged)
+            salvaged += len(good)
+            moved.append(layout.relative(path))
+    return salvaged, moved
 
 
 def _to_report(origin: str, lost: Iterable[StoredEntry], needed: Container[Key]) -> dict[Key, None]:
@@ -339,7 +345,7 @@ def _to_report(origin: str, lost: Iterable[StoredEntry], needed: Container[Key])
     return dict.fromkeys(entry.key for entry in lost if entry.key in needed or is_own_value(origin, entry))
 
 
-def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping[Key, Sample]) -> None:
+def _note_lost(layout: Layout, digest: str, keys: Iterable[Key], needed: Mapping[Key, NamedSample]) -> None:
     """List keys that were lost with a segment, so that `verify` reports them until they are made again. No keys make no file."""
     lost = list(keys)
     body: dict[str, Json] = {"segment": digest, "keys": [str(key) for key in lost]}
@@ -385,7 +391,7 @@ def _note_vanished(layout: Layout) -> None:
             _note_lost(layout, digest, keys, needed_samples(layout, set(keys)))
 
 
-def _put_aside(layout: Layout, path: Path) -> Path:
+def _quarantine_file(layout: Layout, path: Path) -> Path:
     """Move a damaged file to `quarantine/`; returns the new path.
 
     If it is a list of lost keys, they are collected again from the segment that it was about, if that is in `quarantine/`.
@@ -402,17 +408,17 @@ def _put_aside(layout: Layout, path: Path) -> Path:
     return target
 
 
-def _put_back(layout: Layout, path: Path) -> str | None:
-    """Publish an intact catalog under its own name, if that is free. Returns the data set's name, or None."""
+def _put_back(layout: Layout, path: Path) -> list[str]:
+    """Publish an intact catalog under its own name, if that is free. Returns the data set's name, or nothing."""
     try:
         catalog = read_stray(path)
         own = layout.catalog(catalog.name, catalog.generation)
         if catalog.generation < 1 or own.name in names_in(own.parent):
-            return None
+            return []
         publish(layout, own, [read_whole(path, limit_bytes=TABLE_LIMIT_BYTES)], read_only=True)
     except (FormatError, FileNotFoundError):
-        return None
-    return catalog.name
+        return []
+    return [catalog.name]
 
 
 def _quarantine(layout: Layout, path: Path, name: str = "") -> Path:

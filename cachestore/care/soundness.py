@@ -50,7 +50,9 @@ def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentChec
         summary = (ref_of(digest, contents), digest_table(contents.entries))
         bad = _bad_entries(path, digest, contents) if every_byte else None
     except FormatError as error:
-        return SegmentCheck(digest, 0, 0, [_damage(where, error)], bad=None)
+        # `checks` adds what to run, as it knows which entries have copies.
+        damage = Finding("corrupt-segment", where, error.what or str(error), is_newer=isinstance(error, NewerFormat))
+        return SegmentCheck(digest, 0, 0, [damage], bad=None)
     except OSError as error:
         return SegmentCheck(
             digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True
@@ -68,11 +70,6 @@ def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentChec
     found = Finding("corrupt-entry", where, f"{which} in {where}", key=str(bad[0].key))
     damaged = tuple(entry.key for entry in bad)
     return SegmentCheck(digest, contents.size_bytes, len(keys), [found], keys - {*damaged}, bad=damaged)
-
-
-def _damage(where: str, error: FormatError) -> Finding:
-    """The finding for a segment whose header cannot be read; `verify` adds what to run, as it knows which entries have copies."""
-    return Finding("corrupt-segment", where, error.what or str(error), is_newer=isinstance(error, NewerFormat))
 
 
 def _bad_entries(path: Path, digest: str, contents: SegmentContents) -> list[StoredEntry] | None:

@@ -1,7 +1,7 @@
 """`verify`: find damage and change nothing. A mismatch is damage only if a second opening shows it again."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -120,7 +120,11 @@ def verify(
                 store.findings.append(finding)
                 if on_finding:
                     on_finding(finding)
-        remarks = tuple(_remarks(snapshot))
+        remarks: tuple[str, ...] = ()
+        if snapshot.listed and not list_indexes(layout):  # a damaged index would be a finding; segments can be read without one
+            remark = f"there is no index, so opening the store reads the headers of its {plural(len(snapshot.listed), 'segment')}."
+            remark += f" A pass writes an index when it ends; if none is running, run {layout.command('repair')}"
+            remarks = (remark,)
     check_for_reading(layout)  # a folder that is gone lists as empty, and nothing seems wrong
     return VerifyReport(
         ok=all(finding.kind in HARMLESS for finding in store.findings),
@@ -156,12 +160,3 @@ def _segments_to_read(snapshot: Snapshot, level: Level, subset: tuple[int, int] 
     catalog = newest_catalog(snapshot.layout, name)
     keys = [key for key, _sample in needed_by(catalog)] if catalog is not None else []
     return chosen & {location.segment.digest for locations in snapshot.find(keys) for location in locations}
-
-
-def _remarks(snapshot: Snapshot) -> Iterator[str]:
-    """Remark that there is no index. The segments can be read without one; a damaged index is a finding."""
-    if snapshot.listed and not list_indexes(snapshot.layout):
-        yield (
-            f"there is no index, so opening the store reads the headers of its {plural(len(snapshot.listed), 'segment')}."
-            f" A pass writes an index when it ends; if none is running, run {snapshot.layout.command('repair')}"
-        )

@@ -119,7 +119,7 @@ class TestIndexes:
 
     def test_one_that_cannot_be_read_is_unreadable(self, full, monkeypatch):
         [name] = list_indexes(full)
-        monkeypatch.setattr(checks, "check", refusing(errno.EIO))
+        monkeypatch.setattr(checks, "check_index", refusing(errno.EIO))
         assert found(full) == {("unreadable", where(full, full.index(name)), None, None)}
 
     def test_one_that_lacks_entries_of_its_segments_is_a_bad_index(self, full, monkeypatch):

@@ -154,7 +154,7 @@ def _every_job() -> dict[str, Job]:
         "precompute": _opening(run, "open_for_pass", jobs.job("precompute").act),
         "precompute-again": _opening(run, "open_for_pass", jobs.job("precompute-again").act),
         "commit": _commit,
-        "repair": _opening(repairing, "_load", jobs.job("repair").act),
+        "repair": _opening(repairing, "_load_with_index", jobs.job("repair").act),
         "gc": _opening(upkeep, "open_layout", jobs.job("gc").act),
         "compact": _opening(upkeep, "open_layout", jobs.job("compact").act),
     }

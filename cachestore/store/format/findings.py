@@ -89,7 +89,7 @@ def finding_of(kind: Kind, where: str, error: FormatError) -> Finding:
     return Finding(kind, where, error.what or str(error), error.advice, is_newer=isinstance(error, NewerFormat))
 
 
-def tried(kind: Kind, where: str, read: Callable[[], Read]) -> Read | Finding:
+def read_or_finding(kind: Kind, where: str, read: Callable[[], Read]) -> Read | Finding:
     """Return what `read` returns, or a finding: `kind` for a damaged file, `unreadable` if the file cannot be read."""
     try:
         return read()

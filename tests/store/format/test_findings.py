@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from cachestore.core.errors import FormatError, ReadFailed
-from cachestore.store.format.findings import DamagedEntry, Finding, missing_keys, one_each, tried
+from cachestore.store.format.findings import DamagedEntry, Finding, missing_keys, one_each, read_or_finding
 
 
 def test_a_message_joins_what_is_wrong_and_what_to_do_and_json_has_it_alone():
@@ -49,7 +49,7 @@ def test_an_entry_is_missing_if_a_sample_needs_it_and_it_has_no_copy():
 
 
 def test_what_a_look_gives_is_handed_on():
-    assert tried("bad-list", "here", lambda: 7) == 7
+    assert read_or_finding("bad-list", "here", lambda: 7) == 7
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_what_a_look_gives_is_handed_on():
     ],
 )
 def test_damage_is_told_apart_from_what_cannot_be_read(error, expected):
-    assert tried("bad-list", "here", partial(refuse, error)) == expected
+    assert read_or_finding("bad-list", "here", partial(refuse, error)) == expected
 
 
 def test_a_fault_of_our_own_is_no_finding():
     with pytest.raises(KeyError):
-        tried("bad-list", "here", partial(refuse, KeyError("x")))
+        read_or_finding("bad-list", "here", partial(refuse, KeyError("x")))

@@ -15,13 +15,13 @@ from cachestore.store.format.findings import Finding
 STALE_SECONDS: Final = 3600.0
 
 
-def strange_names(layout: Layout) -> Iterator[Finding]:
+def foreign_files(layout: Layout) -> Iterator[Finding]:
     """Findings for names that `files.paths` does not know. Reports links among segment folders; raises FormatError for other links."""
     for name in FOLDERS:
         if os.path.lexists(layout.root / name) and not _is_folder(layout.root / name):
             what = f"{name} is not a folder, so nothing can be read or written there: move it away"
             yield Finding("unreadable", name, what, "nothing was moved")
-    yield from _strange_names_in(layout, "")
+    yield from _foreign_in(layout, "")
     for folder in names_in(layout.segments):
         path, where = layout.segments / folder, f"segments/{folder}"
         if is_link(path):
@@ -29,14 +29,14 @@ def strange_names(layout: Layout) -> Iterator[Finding]:
             yield Finding("unreadable", where, what)
             continue
         if not _is_folder(path):
-            yield _foreign(where)
+            yield _foreign_file(where)
         for name in names_in(path):
             if (parse_segment(name) or "")[:2] != folder:
-                yield _foreign(f"{where}/{name}")
+                yield _foreign_file(f"{where}/{name}")
     now = time.time()
     for name in names_in(layout.temporary):
         if not is_temporary(name):
-            yield _foreign(f"tmp/{name}")
+            yield _foreign_file(f"tmp/{name}")
             continue
         with suppress(OSError):  # it is gone
             age = now - (layout.temporary / name).lstat().st_mtime
@@ -45,14 +45,14 @@ def strange_names(layout: Layout) -> Iterator[Finding]:
                 yield Finding("stale-temp", f"tmp/{name}", what, "it is harmless")
 
 
-def _strange_names_in(layout: Layout, folder: str) -> Iterator[Finding]:
+def _foreign_in(layout: Layout, folder: str) -> Iterator[Finding]:
     """Findings for a folder, which is empty or ends in a slash, and those in it. Segments and temporary files are checked elsewhere."""
     for name in names_in(layout.root / folder, is_root=not folder):
         where = f"{folder}{name}"
         if is_own_folder(where):
-            yield from _strange_names_in(layout, f"{where}/") if where not in {"segments", "tmp"} else ()
+            yield from _foreign_in(layout, f"{where}/") if where not in {"segments", "tmp"} else ()
         elif not is_own_file(where):
-            yield _foreign(where)
+            yield _foreign_file(where)
 
 
 def _is_folder(path: Path) -> bool:
@@ -60,5 +60,5 @@ def _is_folder(path: Path) -> bool:
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
-def _foreign(where: str) -> Finding:
+def _foreign_file(where: str) -> Finding:
     return Finding("foreign-file", where, f"{where!a} was not made by cachestore; it is left alone")

@@ -1,4 +1,4 @@
-"""Names that nobody of ours made: they are told and left alone."""
+"""Files that cachestore did not make: they are reported and left alone."""
 
 import os
 import time
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cachestore.care import strangers
-from cachestore.care.strangers import STALE_SECONDS
+from cachestore.care import foreign
+from cachestore.care.foreign import STALE_SECONDS
 from cachestore.care.verify import verify
 from tests.store.stores import found, segment_of, where
 
@@ -74,9 +74,9 @@ def test_a_temporary_file_is_stale_after_an_hour(full):
 
 
 def test_a_temporary_file_that_goes_while_verify_runs_is_fine(full, monkeypatch):
-    real = strangers.names_in
+    real = foreign.names_in
     monkeypatch.setattr(
-        strangers,
+        foreign,
         "names_in",
         lambda folder, **options: (
             [*real(folder), *[f"{'0' * 32}.tmp"] * (folder == full.temporary)] if not options else real(folder, **options)
