@@ -181,6 +181,19 @@ def test_both_generations_of_a_folder_that_is_gone_are_built_again(root):
     assert layout.catalog("train", 2).read_bytes() == before
 
 
+def test_swapped_generations_come_back_without_their_plans(root):
+    """Each is put aside before any is put back, as one holds the name of the other."""
+    run(root, "a")
+    run(root, "a", "b", launch="another")
+    layout = Layout(root)
+    paths = [layout.catalog("train", number) for number in (1, 2)]
+    before = [path.read_bytes() for path in paths]
+    swap(*paths)
+    shutil.rmtree(layout.plans)
+    assert repair(root).rebuilt.count("train") == 2
+    assert [path.read_bytes() for path in paths] == before
+
+
 def test_another_plan_under_its_name_is_refused_and_put_aside(root):
     one, two = run(root, "a"), run(root, "b", launch="another")
     layout = Layout(root)

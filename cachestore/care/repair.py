@@ -153,12 +153,11 @@ def repair(
         salvaged += _save_misnamed(layout)
         _note_vanished(layout)
         quarantined += moved_segments
-        back: list[str] = []
-        for where in files:
-            target = _quarantine_file(layout, layout.root / where)
-            if os.path.lexists(target):  # else another repair just moved it
-                quarantined.append(where)
-                back += _put_back(layout, target)
+        targets = [(where, _quarantine_file(layout, layout.root / where)) for where in files]
+        here = [(where, target) for where, target in targets if os.path.lexists(target)]  # another repair just moved the others
+        quarantined += [where for where, _target in here]
+        # After all are moved: one may hold the name that another gets back.
+        back = [name for _where, target in here for name in _put_back(layout, target)]
         with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
             rebuilt += ["index", *back] if after.generation != before.generation else back
         check_for_reading(layout)
