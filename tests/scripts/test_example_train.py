@@ -39,12 +39,9 @@ def test_the_losses_from_the_store_are_those_of_encoding_on_the_fly(tmp_path, fa
     assert result["steps"] == STEPS == len(set(result["cached"]))
 
 
+@pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(family, marks=() if family is FAMILIES[0] else pytest.mark.slow) for family in FAMILIES],
-    ids=lambda family: family.name,
-)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_one_other_caption_is_noticed(tmp_path, family):
     example_train.lay_out(tmp_path / "pictures")
     captions = {path.with_suffix(".png").name: path.read_text() for path in (tmp_path / "pictures").glob("*.txt")}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import cachestore as cs
 from cachestore.train.mixed import _apportion
 from tests.fakes import asks_for, tells_of
+from tests.shares import share
 from tests.train.stores import FLUX, PLAIN, SDXL, Row, make_store, recipes
 from tests.train.test_dataset import batch_of, equal, loader
 from tests.train.test_read_batch import assert_read_straight
@@ -222,7 +223,7 @@ def test_where_a_sample_is_from_can_be_asked(photos, drawings):
         mixed[len(mixed)]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", share(["fork", "spawn"], 2))
 def test_workers_read_the_epoch_that_the_sampler_is_in(photos, drawings, method):
     mixed = cs.MixedDataset([photos, drawings], [0.5, 2])
     sampler = cs.BucketBatchSampler(mixed, batch_size=2, tail="pad")

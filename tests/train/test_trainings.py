@@ -9,7 +9,6 @@ from itertools import chain, count
 import pytest
 
 from tests.scenarios.crowd import Crowd
-from tests.shares import share
 from tests.train import trainings
 from tests.train.trainings import BATCH_SIZE, ROWS, WHOLE_BATCHES
 
@@ -134,6 +133,7 @@ def accelerated(crowd, train):
     return train(crowd, "accelerated", 2, epochs=2, saves_at=(1, SAVED))
 
 
+@pytest.mark.slow  # `test_page` runs the lines for accelerate, also those that go on, each time
 def test_accelerate_deals_two_ranks_every_sample_once_in_a_loop_of_diffusers(accelerated, expected):
     for epoch in range(2):
         check_epoch(in_turn(accelerated, epoch), 2)
@@ -148,7 +148,8 @@ def test_accelerate_deals_three_ranks_no_batch_twice(crowd, train, expected):
     assert in_turn(train(crowd, "accelerated", 3, epochs=1), 0) == up_to(expected[0], 3)
 
 
-@pytest.mark.parametrize("way", share(["skip", "state"], 2, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["skip", "state"])
 def test_a_loop_of_diffusers_goes_on(crowd, train, expected, accelerated, way):
     state = accelerated[0]["state"]
     assert (state["epoch"], state["consumed"]) == (1, 2 * SAVED)

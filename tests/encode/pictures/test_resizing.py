@@ -17,6 +17,7 @@ from cachestore.encode.pictures import images, resizing
 from cachestore.encode.pictures.buckets import Size, choose, crop_box
 from cachestore.encode.pictures.resizing import fit, mirror
 from tests.fakes import examples, program
+from tests.shares import share
 
 pytestmark = pytest.mark.torch
 
@@ -75,8 +76,9 @@ def difference(picture, bucket, name):
 
 
 @pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize(("form", "mode"), [(form, mode) for form, modes in FORMATS.items() for mode in modes])
-def test_pixels_are_within_two_levels_of_pillows_for_every_format(form, mode, name):
+@pytest.mark.parametrize("form_and_mode", share([(form, mode) for form, modes in FORMATS.items() for mode in modes], 3))
+def test_pixels_are_within_two_levels_of_pillows_for_every_format(form_and_mode, name):
+    form, mode = form_and_mode
     for number, (width, height) in enumerate(SIZES):
         options = {"exif": turned(1 + number)} if form in {"JPEG", "PNG", "WEBP", "AVIF"} else {}
         data = saved(scene(width, height, number), form, mode, **options)
