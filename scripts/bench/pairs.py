@@ -1,6 +1,6 @@
 """This tree beside an earlier commit: `python3 scripts/bench/pairs.py --before COMMIT [--pairs 5] [--only ROW ...] [--json]`.
 
-Each side runs in a process of its own, which answers for one row at a time (`pairs_side.py`, the same for both), with this tree's
+Each side runs in a process of its own, which answers for one row at a time (each tree's own `pairs_side.py`), with this tree's
 environment; the earlier commit is checked out into a temporary folder. The sides take turns, in alternating order, and so does what a row
 is measured beside: `dd`, LMDB, or the VAE alone. A ratio is the median over the pairs, with the lowest and the highest. A first pair
 warms up. With `--before` left out, this tree alone is measured.
@@ -30,7 +30,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-SIDE: Final = Path(__file__).with_name("pairs_side.py")
+SIDE: Final = Path("scripts/bench/pairs_side.py")
+"""What answers, in each tree: it knows that tree's modules."""
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder in memory is meant
 ENDING_SECONDS: Final = 30
 
@@ -64,9 +65,9 @@ def running(tree: Path, common: Path, memory: Path, name: str) -> Generator[Side
     own, in_memory = common / name, memory / name
     own.mkdir()
     in_memory.mkdir()
-    paths = os.pathsep.join([str(tree), str(SIDE.parent)])
+    paths = os.pathsep.join([str(tree), str((tree / SIDE).parent)])
     variables = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TMPDIR": str(own)}
-    command = [sys.executable, str(SIDE), str(common), str(own), str(in_memory)]
+    command = [sys.executable, str(tree / SIDE), str(common), str(own), str(in_memory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables, cwd=own) as process:
         try:
             side = Side(process)
