@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cachestore.core.errors import Incomplete
 from cachestore.files.marker import check_for_reading, noticing_its_end
+from cachestore.files.paths import ClaimName
 from cachestore.jobs.run.claiming import Patience
 from cachestore.jobs.run.reconcile import Reconciler, key_without_reading
 from cachestore.jobs.run.task import Job
@@ -57,7 +58,7 @@ def end_complete_pass(job: Job, heartbeat: Heartbeat, reconciler: Reconciler) ->
     """Take part in a pass in which nothing seems to be missing, by its reconciler, and return its report.
 
     None if something is missing after all, or while another process works on the pass: a worker then encodes it, or waits for that one.
-    Encodes nothing, starts nothing and waits for nobody who encodes; runs without torch.
+    Encodes nothing, starts nothing, and does not wait for workers that encode; runs without torch.
     """
     layout = job.layout
     ref, done = _join(job, heartbeat)
@@ -76,7 +77,8 @@ def end_complete_pass(job: Job, heartbeat: Heartbeat, reconciler: Reconciler) ->
             finished = list_ledgers(ref.folder(layout), opened.number)
             partitions = ((recipe, number) for recipe in range(len(opened.units)) for number in range(opened.partition_count(recipe)))
             claims = Claims(layout, ref.folder(layout), heartbeat.worker, Watch(layout))
-            if not all(slot in finished for slot in partitions) or not _take_end(claims, job, opened.number):
+            claim = claims.newest(opened.number).get(end_slot(job.plan))
+            if not all(slot in finished for slot in partitions) or not _take_end(claims, job, opened.number, claim):
                 return None
             heartbeat.show(doing="checking and writing the data set")  # still planning, so that other ranks wait for the end
             done = reconciler.close_round(opened, snapshot)
@@ -131,7 +133,7 @@ def _end_round(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, n
         if _newest_round(job, ref) > number:
             return None
         claim = worker.claims.newest(number).get(slot)
-        if (may_begin or claim is not None) and _take_end(worker.claims, job, number):
+        if (may_begin or claim is not None) and _take_end(worker.claims, job, number, claim):
             worker.heartbeat.rise(phase="reconciling", doing="checking and writing the data set")
             with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
@@ -141,9 +143,8 @@ def _end_round(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, n
         worker.wait(waits, None, {slot: claim} if claim else {})
 
 
-def _take_end(claims: Claims, job: Job, number: int) -> bool:
-    """Claim the reconciling of a round, if nobody has or who has is dead. Return whether this worker has it."""
-    slot = end_slot(job.plan)
-    claim = claims.newest(number).get(slot)
+def _take_end(claims: Claims, job: Job, number: int, claim: ClaimName | None) -> bool:
+    """Claim the reconciling of a round, unless the worker of its newest claim lives. Return whether this worker has it."""
+    recipe, _partition = end_slot(job.plan)
     is_free = claim is None or claims.life(claim) is not Life.LIVE
-    return is_free and claims.take(number, slot[0], range(1), after=claim) is not None
+    return is_free and claims.take(number, recipe, range(1), after=claim) is not None
