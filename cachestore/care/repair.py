@@ -157,7 +157,7 @@ def repair(
         here = [(where, target) for where, target in targets if os.path.lexists(target)]  # another repair just moved the others
         quarantined += [where for where, _target in here]
         # After all are moved: one may hold the name that another gets back.
-        back = [name for _where, target in here for name in _put_back(layout, target)]
+        back = [data_set for _where, target in here for data_set in _put_back(layout, target)]
         with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
             rebuilt += ["index", *back] if after.generation != before.generation else back
         check_for_reading(layout)
@@ -208,7 +208,7 @@ def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> 
 
 
 def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
-    """Return the damaged segments, and the paths of other damaged files. What is of a newer format is not damaged."""
+    """Return the damaged segments, and the paths of other damaged files. A file of a newer format is not damaged."""
     with closing(_load_with_index(layout)) as snapshot:
         segments = [damaged for digest in sorted(snapshot.listed) if (damaged := _read_damaged(layout, snapshot, digest))]
     check_for_reading(layout)  # `verify` would open any store at this path

@@ -195,7 +195,7 @@ class Scale:
 
 
 def to_state(raw: Raw, scale: Scale, *, was_scaled: bool, is_scaled: bool) -> Raw:
-    """Return latents scaled or unscaled: unchanged if they are so, else float32 (float64 stays). EncodeFailed without constants."""
+    """Return latents scaled or unscaled: unchanged if they are so, else float32 (float64 stays). Raises EncodeFailed without constants."""
     if was_scaled == is_scaled:
         return raw
     if not scale.is_known:

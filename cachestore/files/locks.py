@@ -61,7 +61,8 @@ def locked(path: Path, *, seconds: float, mode: Mode = Mode.PRIVATE) -> Generato
 class LifeLock:
     """A lock that a worker holds until it ends, however it ends. `is_held` is False if the file system gave no lock.
 
-    That is tested at once: some grant every lock. The file of such a lock is removed, as it looks like that of a dead worker.
+    Whether locks work is tested at once, as some file systems grant every lock to every process. The file of a lock that does not work
+    is removed: it would look like that of a dead worker.
     """
 
     def __init__(self, path: Path, *, bits: int = 0o664) -> None:

@@ -58,7 +58,7 @@ class FileIdentity:
 
 
 def open_regular(path: Path, *, folder: int | None = None) -> tuple[int, os.stat_result]:
-    """Open a regular file for reading and return (descriptor, status); the caller closes it. FormatError for a link, fifo or folder.
+    """Open a regular file for reading and return (descriptor, status); the caller closes it. Raises FormatError for a link, fifo or folder.
 
     With a descriptor of its `folder`, the path above is not looked up again. Raises FileNotFoundError, ReadFailed.
     """

@@ -422,7 +422,10 @@ def _command(words: str, root: Path | None) -> str:
 
 
 def encode_name(name: str) -> str:
-    """Return a data set's name as a folder name, percent-encoded. BadInput if it is empty, has over 200 bytes then, or is no Unicode."""
+    """Return a data set's name as a folder name, percent-encoded.
+
+    Raises BadInput if it is empty, has over 200 bytes then, or is no Unicode.
+    """
     try:
         encoded = quote(unicodedata.normalize("NFC", name), safe=" ")
     except UnicodeEncodeError:  # a lone surrogate, which is how Python shows bytes of a file name that are not UTF-8

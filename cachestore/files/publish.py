@@ -95,7 +95,10 @@ def _set_bits(mode: Mode, folder: Path) -> None:
 
 
 def make_folder(layout: Layout, *folders: Path) -> None:
-    """Make folders below the store's root and those between, durably, with its permission bits. WriteFailed, also if the store is gone."""
+    """Make folders below the store's root and those between, durably, with the store's permission bits. Existing ones are fine.
+
+    Raises WriteFailed, also if the store's root is gone or belongs to another store.
+    """
     for folder in folders:
         unsure: list[Path] = []
         # The process that made an existing folder may have died before it synced the name, so each process syncs it once.
@@ -131,7 +134,10 @@ def _make_bare(layout: Layout, path: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where folders can be opened and synced. WriteFailed if this user may not open it."""
+    """Make the names in a folder durable. Does nothing where folders cannot be opened (Windows) or synced (some network file systems).
+
+    Raises WriteFailed, also if this user may not open the folder: then its files cannot be acknowledged.
+    """
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:
@@ -207,7 +213,8 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
 def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, digest: str) -> bool:
     """Publish a read-only file whose pieces come one after the other, else as `publish`. Only one piece at a time is in memory.
 
-    FormatError, and nothing published, for another digest. What the iterator raises is raised, but OSErrors are WriteFailed.
+    Raises FormatError, and publishes nothing, if the pieces have another digest. What the iterator raises is raised unchanged, unless it
+    is an OSError of the system, which becomes WriteFailed.
     """
     make_folder(layout, layout.temporary)
     with _made_visible(layout, final) as temporary:

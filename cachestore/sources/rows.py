@@ -70,7 +70,10 @@ def _captions_of(sample: str, others: Mapping[str, Mapping[str, tuple[str, ...]]
 
 
 def from_manifest(path: Path, how: ListingOptions, remarks: Remarks, below: str = "") -> Iterator[Sample]:
-    """Read a manifest or metadata file. A bad row fails alone. `below` is put before ids and references. BadInput if it cannot be read."""
+    """Read a manifest or metadata file. A bad row fails alone. `below` is put before ids and references.
+
+    Raises BadInput if it cannot be read.
+    """
     needs_file, compared = is_metadata(path), 0
     is_cells = path.suffix.lower() in {".csv", ".tsv"}
     of_files = (*_FILES, IMAGE, VIDEO, *(f"{IMAGE}{end}" for end in _OF_ROLE))

@@ -171,7 +171,10 @@ def _with_widths(form: Json, widths: Mapping[str, int]) -> Json:
 def latents_read(
     family: VaeFamily, config: Mapping[str, Json], stored: str, statistics: Mapping[str, list[float]] | None = None
 ) -> dict[str, Json]:
-    """Return the `read` block of latents, from the VAE's config.json and statistics in its weights. BadInput if a field is missing."""
+    """Return the `read` block of latents, from the VAE's config.json and statistics in its weights.
+
+    Raises BadInput if a field is missing.
+    """
     if missing := sorted(set(family.required) - set(config)):
         raise BadInput(f"config.json of the VAE ({family.class_name}) does not set {', '.join(missing)}: download the model again")
     full: dict[str, Json] = {"shift_factor": None} | dict.fromkeys(_STATISTICS)

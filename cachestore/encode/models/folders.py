@@ -199,7 +199,10 @@ def image_processor(name: str, folder: Path, library: str, class_name: str) -> C
 
 
 def read_numbers(component: Component, names: Mapping[str, str]) -> dict[str, list[float]]:
-    """Return small tensors of the weights as lists, by the keys of `names`; its values are tensor names. BadInput if one cannot be read."""
+    """Return small tensors of the weights as lists, by the keys of `names`; its values are tensor names.
+
+    Raises BadInput if one cannot be read.
+    """
     state = component.loaded.state_dict() if names and component.loaded is not None else {}
     found = {given: state[name].detach().double().cpu().tolist() for given, name in names.items() if name in state}
     for path in [path for file, path in component.files.items() if file.endswith(".safetensors")] if names else []:

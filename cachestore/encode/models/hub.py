@@ -26,7 +26,9 @@ _WEIGHTS = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.(?P<variant>\w+))?
 
 
 def with_folder(name: str, read: Callable[[Path], T], *, encode: Collection[str], revision: str | None, variant: str | None) -> T:
-    """Call `read` with the folder of a path or hub id, and return its result. BadInput if there is none, or the hub cannot be reached.
+    """Call `read` with the folder of a path or hub id, and return its result.
+
+    Raises BadInput if there is none, or the hub cannot be reached.
 
     If the cached copy of a hub model lacks a file that `read` needs, the model is downloaded and `read` is called again.
     """

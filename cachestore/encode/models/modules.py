@@ -114,7 +114,9 @@ def load_image_processor(component: Component) -> Foreign:
 
 
 def load_module(component: Component, dtype: str, device: torch.device) -> Foreign:
-    """Load a module in evaluation mode, without gradients, onto the device; the caller's own as it is. BadInput if weights do not fit.
+    """Load a module in evaluation mode, without gradients, onto the device; the caller's own as it is.
+
+    Raises BadInput if weights do not fit.
 
     Weights in 8 bits are multiplied with their scales, if any. Those that a library has quantised are left to it.
     """
@@ -153,7 +155,9 @@ def build_pipeline(
     asked: Mapping[str, Json] | None = None,
     stand_ins: Collection[str] = (),
 ) -> Foreign:
-    """Build a pipeline from these components and plain values, with None for other required arguments. BadInput if diffusers lacks it.
+    """Build a pipeline from these components and plain values, with None for other required arguments.
+
+    Raises BadInput if diffusers lacks it.
 
     For `COMPONENT.FIELD` in `asked`, the component is a stand-in whose config has this field. Those in `stand_ins` have none.
     """

@@ -201,7 +201,10 @@ def _box(
 
 
 def fit_area(image: Image.Image, area: int, step: int) -> Image.Image:
-    """Scale a picture by Lanczos to about `area` pixels, with sides rounded as by Qwen-Image-Edit. EncodeFailed if it is too thin."""
+    """Scale a picture by Lanczos to about `area` pixels, with sides rounded as by Qwen-Image-Edit.
+
+    Raises EncodeFailed if it is too thin.
+    """
     ratio = image.width / image.height
     width = sqrt(area * ratio)
     sides = (round(width / step) * step, round(width / ratio / step) * step)

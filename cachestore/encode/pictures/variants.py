@@ -82,7 +82,10 @@ def _part(size: Size, within: Box | None) -> Size:
 
 
 def within_of(request: Mapping[str, Json], size: Size) -> Box | None:
-    """Return the part that a request uses; None for all. EncodeFailed if it exceeds the picture, or the source states another size."""
+    """Return the part that a request uses; None for all.
+
+    Raises EncodeFailed if it exceeds the picture, or the source states another size.
+    """
     stated = request.get(STATED)
     if stated is not None and tuple(stated) != tuple(size):
         raise EncodeFailed(

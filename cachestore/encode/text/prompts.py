@@ -72,7 +72,7 @@ class TextModules:
     """The loaded modules of a text encoder. Use it from one thread."""
 
     def __init__(self, setup: TextSetup, device: torch.device, memories: Mapping[str, TokenMemory]) -> None:
-        """Load and probe the pipeline. `memories` have tokens that were read before, by tokenizer. BadInput if it is of no use."""
+        """Load and probe the pipeline. `memories` have tokens that were read before, by tokenizer. Raises BadInput if it is of no use."""
         parts = {name: load_part(component, setup, device) for name, component in setup.components.items()}
         self._setup = setup
         self._family = setup.family
@@ -375,7 +375,10 @@ def call_arguments(pipeline: Foreign, args: Mapping[str, Json]) -> dict[str, Jso
 
 
 def prompt_arguments(encode_prompt: Callable[..., Any], args: Mapping[str, Json], count: int, device: torch.device) -> dict[str, Any]:
-    """Return all arguments of `encode_prompt` but the captions; None for required ones without a value. BadInput for unknown `args`."""
+    """Return all arguments of `encode_prompt` but the captions; None for required ones without a value.
+
+    Raises BadInput for unknown `args`.
+    """
     given = {
         "device": device,
         "num_images_per_prompt": 1,

@@ -271,7 +271,7 @@ def digest_table(entries: Iterable[StoredEntry]) -> bytes:
 def build(
     layout: Layout, number: int, *, base: Index | None, dropped: frozenset[int], segments: Iterable[SegmentRef], entries: Iterable[NewEntry]
 ) -> tuple[Path, IndexName]:
-    """Write an index: the entries of `base` outside the `dropped` segments, and the new ones. WriteFailed leaves no file.
+    """Write an index: the entries of `base` outside the `dropped` segments, and the new ones. A WriteFailed leaves no file.
 
     It is built on a private path in one transaction, in the order of keys. Returns the path, and the name to publish it under.
     """

@@ -198,7 +198,7 @@ class SegmentDraft:
             self._begun = self._filled
 
     def build(self, *, origin: str = "", edition: int = 0) -> Built:
-        """Complete the segment; another `edition` gives another digest. FormatError above the limits, or for a key added twice."""
+        """Complete the segment; another `edition` gives another digest. Raises FormatError above the limits, or for a key added twice."""
         laid = self._laid.in_order()
         if len(set(laid.keys)) < len(self):
             raise FormatError("a segment holds each key once, but an entry was added twice")

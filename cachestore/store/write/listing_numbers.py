@@ -31,7 +31,10 @@ _SPENT_SECONDS: Final = 30 * 24 * 3600.0
 
 @contextmanager
 def listing_number(layout: Layout, name: str) -> Generator[int]:
-    """Take the next number of a data set, before its source is listed. WriteFailed; BadInput for a new name that others cannot have."""
+    """Take the next number of a data set, before its source is listed.
+
+    Raises WriteFailed, and BadInput for a new name that others cannot have.
+    """
     if name not in (known := list_names(layout)):
         check_new_name(name, known)
     make_folder(layout, layout.temporary, layout.listing_folder(name))
