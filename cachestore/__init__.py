@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from cachestore.remote.transfer import TransferReport as TransferReport
     from cachestore.store.format.findings import DamagedEntry as DamagedEntry
     from cachestore.store.format.findings import Finding as Finding
+    from cachestore.store.read.rows import Rows as Rows
     from cachestore.store.read.stats import CatalogStats as CatalogStats
     from cachestore.store.read.stats import StoreStats as StoreStats
     from cachestore.store.read.stats import stats as stats
@@ -107,6 +108,7 @@ _NAMES = {
     "remote.push": "push",
     "remote.transfer": "TransferReport",
     "store.format.findings": "DamagedEntry Finding",
+    "store.read.rows": "Rows",
     "store.read.stats": "CatalogStats StoreStats stats",
     "store.write.writer": "Store open",
     "train.encoding.read_through": "ModelReadThrough ReadThrough",

@@ -29,7 +29,8 @@ from cachestore.jobs.run.reconcile import Reconciler
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.passes import join_pass, list_passes
 from cachestore.jobs.share.plan import ColumnRequest, PlanColumn, build_plan, publish_plan
-from cachestore.store.format.catalog import last_generation, newest_catalog
+from cachestore.store.format.catalog import last_generation
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.commit import create_store

@@ -57,6 +57,7 @@ def calls(root, data, trained):
         "push": lambda: cs.push(trained, f"file://{root.parent}/pushed").generations,
         "pull": lambda: cs.pull(f"file://{trained}", root.parent / "pulled").generations,
         "relocate": lambda: dict(cs.relocate(trained, {}).paths),
+        "Rows": lambda: cs.Rows(["a"], {"dino": [cs.key("a")]}, {"score": [0.5]})["a"],
         "Recipe": lambda: cs.Recipe("text", {"a": 1}).fingerprint,
         "Sample": lambda: cs.Sample("a", {"image": ("a.png",)}, ("a cat",)).id,
         "Source": lambda: cs.Source("photos/", name="photos").name,

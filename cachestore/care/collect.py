@@ -24,6 +24,7 @@ from cachestore.care.gc import (
     spent_lists,
     stale_temporaries,
 )
+from cachestore.care.lines import covered_entries, entry_paths, keys_of_entries, tidy_line
 from cachestore.care.losses import needed_by
 from cachestore.care.usage import Needs, Usage, survey
 from cachestore.core import system
@@ -50,7 +51,8 @@ from cachestore.jobs.share.retention import (
     remove_plan,
     spent_plans,
 )
-from cachestore.store.format.catalog import list_generations, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, list_generations, list_names, no_data_set, read_catalog
+from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import MarkedList, list_marked, marked_segments
 from cachestore.store.format.segment import SegmentContents, read_contents
 from cachestore.store.read.snapshot import Snapshot, list_segments, load_snapshot, open_layout
@@ -58,6 +60,7 @@ from cachestore.store.read.unfinished import list_data_sets, not_there
 from cachestore.store.write.catalog_writer import mark_dropped
 from cachestore.store.write.commit import commit
 from cachestore.store.write.listing_numbers import spent_numbers
+from cachestore.store.write.publish import kind_of, publish_bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,10 @@ def collect(
     with noticing_its_end(layout):
         counts = {} if keep is None else dict.fromkeys(list_names(layout) if name is None else [name], keep)
         lists = due_lists(layout, now=now, grace_seconds=grace_seconds)
+        if apply:
+            for each in list_names(layout):
+                # Before it is read what is needed: a flush that looked at the marks before this has to look again.
+                tidy_line(layout, each, with_fence=bool(lists))
         with closing(load_snapshot(layout, for_planning=True)) as snapshot:
             found = _find_needs(layout, now, counts)
             lists, remarks = _not_held_back(layout, lists, now)
@@ -199,6 +206,7 @@ def collect(
             files = [
                 *stale_temporaries(layout, now=now),
                 *(layout.catalog(each, generation) for each, generations in found.old.items() for generation in generations),
+                *(path for each, kept in found.kept.items() for path in covered_entries(layout, each, kept, now=now)),
                 *old_indexes(layout, now=now),
                 *forgotten_workers(layout, now=now),
                 *spent_lists(layout, lists),
@@ -265,6 +273,8 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
+        for name in list_names(layout) if apply else ():
+            tidy_line(layout, name, with_fence=False)
         with closing(load_snapshot(layout, for_planning=True)) as snapshot:
             needs = _find_needs(layout, time.time()).needs
             groups = choose_groups(layout, snapshot, needs)
@@ -297,9 +307,13 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
+        line = list_line(layout, name)
+        if line.entries or line.blocks or (generations and kind_of(layout, name) not in HAVE_SOURCES):
+            publish_bare(layout, name, "dropped")
         mark_dropped(layout, name)
         freed = sum(remove_plan(layout, plan) for plan in plans)
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
+        freed += sum(remove_file(layout, path) for path in entry_paths(layout, name))
     check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 
@@ -353,6 +367,7 @@ def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
     old = {name: [n for n in generations if (name, n) not in used] for name, generations in behind.items()}
     kept = {name: [n for n in list_generations(layout, name) if n not in old.get(name, ())] for name in list_names(layout)}
     keys = {key for name, generations in kept.items() for generation in generations for key in _keys_of(layout, name, generation)}
+    keys.update(key for name in kept for key in keys_of_entries(layout, name, now=now))
     keys.update(keys_of_plans(layout))
     keys.update(keys_of_passes(layout, passes))
 

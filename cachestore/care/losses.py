@@ -11,8 +11,9 @@ from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, damaged, parse_lost
 from cachestore.files.records import read_record
-from cachestore.store.format.catalog import Catalog, list_names, newest_catalog
+from cachestore.store.format.catalog import Catalog, list_names
 from cachestore.store.format.marked import marked_segments
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot
 
 LOST_FORMAT: Final = "cachestore-lost"

@@ -31,9 +31,10 @@ from cachestore.jobs.share.workers import host_name
 from cachestore.jobs.start.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.sources.combined import files_of
 from cachestore.sources.files import Files
-from cachestore.store.format.catalog import NO_INPUT, Catalog, KeyColumn, list_names, newest_catalog
+from cachestore.store.format.catalog import NO_INPUT, Catalog, KeyColumn, list_names
 from cachestore.store.format.findings import HARMLESS, DamagedEntry, Finding, one_each
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot
 from cachestore.store.read.unfinished import list_unfinished
 from cachestore.store.write.model_digests import load_digests

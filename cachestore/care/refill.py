@@ -32,7 +32,8 @@ from cachestore.jobs.share.plan import Plan, read_plan
 from cachestore.jobs.share.progress import Observer
 from cachestore.jobs.share.retention import ReportedCatalog, generation_of_pass, reported_catalogs
 from cachestore.jobs.start.here import precompute_here
-from cachestore.store.format.catalog import Catalog, list_generations, list_names, newest_catalog
+from cachestore.store.format.catalog import Catalog, list_generations, list_names
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
 
 _log = logging.getLogger("cachestore")

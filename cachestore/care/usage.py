@@ -1,10 +1,11 @@
 """Usage: which entries of a store are needed, and which may be removed. Changes nothing.
 
-An entry may be removed if `precompute` wrote it, its pass is over, and nothing names its key. What a `writer` put (its segments name no
-pass), what `fill` made (its entries have no digest of their input), and all unclear cases stay.
+An entry may be removed if it has an owner, the pass or session that wrote it is over, and nothing names its key. `precompute` and sessions
+give their values owners. What a `writer` put, what `fill` made without `publish_as`, and all unclear cases stay.
 """
 
 import re
+import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -16,6 +17,8 @@ from typing import Final
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
+from cachestore.files.removal import is_older
+from cachestore.store.format.line import OWNER, SESSION
 from cachestore.store.format.locations import SegmentRef
 from cachestore.store.format.segment import StoredEntry, read_contents
 from cachestore.store.read.snapshot import Snapshot
@@ -23,11 +26,19 @@ from cachestore.store.read.snapshot import Snapshot
 MERGED: Final = "merged"
 """The origin of a segment that was merged from those of several finished passes."""
 _OF_A_PASS: Final = re.compile(r"[0-9a-f]{32}/(0|[1-9][0-9]*)")
+_OF_A_SESSION: Final = re.compile(rf"{SESSION}[0-9a-f]{{32}}")
+_SESSION_SECONDS: Final = 86_400.0
+"""A segment of a session counts as unfinished for so long. A session that flushes later is told if a value is gone."""
+
+
+def has_owner(entry: StoredEntry) -> bool:
+    """Whether an entry belongs to a data set: one that `precompute` made has the digest of its input, one of a session a name."""
+    return "input_digest" in entry.meta or OWNER in entry.meta
 
 
 def is_own_value(origin: str, entry: StoredEntry) -> bool:
     """Whether a user stored an entry of a segment with this origin, by `put` or `fill`. What is unclear counts as that."""
-    return not (origin == MERGED or _OF_A_PASS.fullmatch(origin)) or "input_digest" not in entry.meta
+    return not (origin == MERGED or _OF_A_PASS.fullmatch(origin) or _OF_A_SESSION.fullmatch(origin)) or not has_owner(entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +52,13 @@ class Needs:
 
     def hold(self, origin: str, entry: StoredEntry) -> bool:
         """Whether an entry of a segment with this origin must stay."""
-        return not self.may_go(origin) or entry.key in self.keys or "input_digest" not in entry.meta
+        return not self.may_go(origin) or entry.key in self.keys or not has_owner(entry)
 
     def may_go(self, origin: str) -> bool:
         """Whether unnamed entries of a segment with this origin may be removed."""
-        return origin == MERGED or (_OF_A_PASS.fullmatch(origin) is not None and self.is_over(origin))
+        if origin == MERGED or _OF_A_SESSION.fullmatch(origin):
+            return True
+        return _OF_A_PASS.fullmatch(origin) is not None and self.is_over(origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,8 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
 
     A segment whose header cannot be read counts as needed: `repair` deals with it.
     """
-    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin)]
+    now = time.time()
+    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin) and not _is_unflushed(layout, ref, now)]
     unneeded = {ref.digest for ref in candidates if ref.entries == 0}
     for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
@@ -90,3 +104,8 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
                 usage = Usage(ref, tuple(compress(entries, held)), tuple(compress(entries, map(not_, held))))
         usages.append(usage)
     return usages
+
+
+def _is_unflushed(layout: Layout, ref: SegmentRef, now: float) -> bool:
+    """Whether a session may not have named the values of a segment yet."""
+    return _OF_A_SESSION.fullmatch(ref.origin) is not None and not is_older(layout.segment(ref.digest), _SESSION_SECONDS, now=now)

@@ -16,8 +16,8 @@ from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import newest_catalog
 from cachestore.store.format.findings import HARMLESS, Finding
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot, list_indexes, load_snapshot, open_layout
 from cachestore.store.read.unfinished import check_there
 

@@ -47,7 +47,8 @@ def choose(layout: "Layout", name: str | None) -> str:
 
 def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
     """Return the newest readable catalog of each data set, or only of the named one. Raises BadInput if there is no such data set."""
-    from cachestore.store.format.catalog import list_names, newest_catalog
+    from cachestore.store.format.catalog import list_names
+    from cachestore.store.read.rows import newest_catalog
     from cachestore.store.read.unfinished import list_data_sets, not_there
 
     names = sorted(list_names(layout))

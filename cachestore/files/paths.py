@@ -26,8 +26,9 @@ MARKER: Final = "cachestore.json"
 """The file that makes a folder a store."""
 CACHE_MARKER: Final = "cachestore-cache.json"
 """The file that makes a folder a place for local copies of stores at addresses."""
-_FILE_CHARACTERS: Final = 24
-"""A number of 9 digits, the longest ending, and two separators."""
+
+_FILE_CHARACTERS: Final = 32
+"""Two numbers of 9 digits, the longest ending, and separators."""
 _NAMES: Final = 1 << 15
 """How many parsed names of claims and ledgers are cached: thousands are listed again and again."""
 _NAME_LIMIT: Final = 200
@@ -111,6 +112,13 @@ class LedgerName(NamedTuple):
         return range(self.first, self.last + 1)
 
 
+class BlockName(NamedTuple):
+    """The fields of the name of a block: its first and its last entry."""
+
+    first: int
+    last: int
+
+
 class AttemptName(NamedTuple):
     """The fields of an attempt's name: the n-th unit that a worker does alone, by its unit index."""
 
@@ -164,6 +172,8 @@ _CATALOG: Final = FileKind("catalogs/{name}/{number}.safetensors", int)
 _DROPPED: Final = FileKind("catalogs/{name}/{number}.dropped", int)
 _LISTING: Final = FileKind("listings/{name}/{number}.json", int)
 _LISTED: Final = FileKind("listings/{name}/{number}.ended", int)
+_ENTRY: Final = FileKind("catalogs/{name}/{number}.changes", int)
+_BLOCK: Final = FileKind("catalogs/{name}/{first}-{last}.changes", BlockName)
 _RECIPE: Final = FileKind("recipes/{fingerprint}.json", str)
 _ROUND: Final = FileKind("plans/{digest}/{number}/rounds/{number}.json", int)
 _CLAIM: Final = FileKind("plans/{digest}/{number}/claims/{round}.{recipe}.{first}-{last}.{n}", _claim)
@@ -181,7 +191,21 @@ _FILES: Final[tuple[str, ...]] = (
     MARKER,
     *(
         kind.template
-        for kind in (_SEGMENT, _INDEX, _CATALOG, _DROPPED, _LISTING, _LISTED, _RECIPE, *PASS_KINDS, _WORKER, _WORKER_LOCK, _MARKED)
+        for kind in (
+            _SEGMENT,
+            _INDEX,
+            _CATALOG,
+            _DROPPED,
+            _ENTRY,
+            _BLOCK,
+            _LISTING,
+            _LISTED,
+            _RECIPE,
+            *PASS_KINDS,
+            _WORKER,
+            _WORKER_LOCK,
+            _MARKED,
+        )
     ),
     "plans/{digest}/plan.safetensors",
     "plans/{digest}/{number}/done.json",
@@ -199,6 +223,8 @@ parse_catalog = _CATALOG.parse
 parse_dropped = _DROPPED.parse
 parse_listing = _LISTING.parse
 parse_listed = _LISTED.parse
+parse_entry = _ENTRY.parse
+parse_block = _BLOCK.parse
 parse_recipe = _RECIPE.parse
 parse_round = _ROUND.parse
 parse_claim = lru_cache(_NAMES)(_CLAIM.parse)
@@ -310,6 +336,14 @@ class Layout:
     def dropped(self, name: str, generation: int) -> Path:
         """The path of the mark that a data set was dropped, up to a generation."""
         return self.catalog_folder(name) / _DROPPED.make(generation)
+
+    def entry(self, name: str, number: int) -> Path:
+        """The path of an entry of a data set's line."""
+        return self.catalog_folder(name) / _ENTRY.make(number)
+
+    def block(self, name: str, block: BlockName) -> Path:
+        """The path of several entries of a data set's line as one file."""
+        return self.catalog_folder(name) / _BLOCK.make(*block)
 
     def listing_folder(self, name: str) -> Path:
         """The folder of one data set's listing numbers."""

@@ -210,6 +210,21 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
         return _finish(layout, temporary, final)
 
 
+def publish_link(layout: Layout, source: Path, final: Path) -> bool:
+    """Publish a file of the store under a second name, else as `publish`. Without hard links its bytes are written again."""
+    if not hasattr(os, "link"):
+        return publish(layout, final, [source.read_bytes()], read_only=True)
+    with _made_visible(layout, final) as temporary:
+        make_folder(layout, layout.temporary)
+        try:
+            temporary.hardlink_to(source)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return publish(layout, final, [source.read_bytes()], read_only=True)
+        return _finish(layout, temporary, final)
+
+
 def publish_pieces(layout: Layout, final: Path, pieces: Iterable[Buffer], *, digest: str) -> bool:
     """Publish a read-only file whose pieces come one after the other, else as `publish`. Only one piece at a time is in memory.
 

@@ -10,7 +10,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from operator import le
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, overload
@@ -53,6 +53,10 @@ class Table:
     def strings(self, name: str) -> "Strings":
         """Return a column of strings; empty if the table has no such column."""
         return Strings(self.columns.get(f"{name}.text", memoryview(b"")), self.numbers(f"{name}.offsets"))
+
+    def floats(self, name: str) -> "memoryview[float]":
+        """Return a column of float64, written as the int64 with the same bits; empty if the table has no such column."""
+        return memoryview(bytes(self.columns.get(name, b""))).cast("d")
 
     def digests(self, name: str, width: int) -> "Digests":
         """Return a column of rows of `width` bytes; empty if the table has no such column."""
@@ -218,6 +222,32 @@ class Digests(Sequence[bytes]):
         return (raw[row : row + width] for row in range(0, len(raw), width))
 
 
+class Repeated(Sequence[T]):
+    """A read-only sequence of one value, which takes no memory. A table leaves out such a column, and its reader makes it again."""
+
+    __slots__ = ("_count", "_value")
+
+    def __init__(self, value: T, count: int) -> None:
+        self._value = value
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        return repeat(self._value, self._count)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Repeated[T]": ...
+    def __getitem__(self, index: int | slice) -> "T | Repeated[T]":
+        if isinstance(index, slice):
+            return Repeated(self._value, len(range(self._count)[index]))
+        _ = range(self._count)[index]  # raises IndexError
+        return self._value
+
+
 class Texts:
     """Collects strings without an object for each; `strings` returns them."""
 
@@ -252,6 +282,11 @@ def number_column(values: "Iterable[int] | memoryview[int]", *, width: int = 1) 
     raw = values if isinstance(values, memoryview) else memoryview(array("q", values))
     shape = (len(raw),) if width == 1 else (len(raw) // width, width)
     return ("I64", shape, raw.cast("B"))
+
+
+def float_column(values: Iterable[float]) -> Column:
+    """Return a column of float64, as the int64 with the same bits."""
+    return number_column(memoryview(array("d", values)).cast("B").cast("q"))
 
 
 def digest_column(rows: Sequence[bytes], *, width: int) -> Column:

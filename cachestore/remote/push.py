@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from cachestore.care.lines import tidy_line
 from cachestore.core.errors import CacheStoreError, FormatError, MissingEntry, ReadFailed
 from cachestore.files import in_use
 from cachestore.files.checksum import digest_file, digest_of, read_blocks
@@ -122,6 +123,9 @@ class _Push(StoreTransfer):
 
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request
+        for name in list_names(layout):
+            if request.name in {None, name}:
+                tidy_line(layout, name, with_fence=False)  # tables are sent, not entries
         generations = {name: numbers for name in list_names(layout) if (numbers := list_generations(layout, name))}
         plan = Moves(choose_generations(generations, request.name, request.generation, where=layout.root))
         digests, fingerprints = set[str](), set[str]()

@@ -23,8 +23,9 @@ from cachestore.core.read_block import parse_latents
 from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.report.originals import Latents, Original, SampleLatents, find_originals
 from cachestore.sources.combined import Moved
-from cachestore.store.format.catalog import Catalog, KeyColumn, newest_catalog
+from cachestore.store.format.catalog import Catalog, KeyColumn
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 
 MAX_SAMPLES: Final = 20
 """How many samples a report shows; the map is fitted to the same ones."""

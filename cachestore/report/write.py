@@ -43,9 +43,10 @@ from cachestore.report.numbers import (
     UnusedFiles,
 )
 from cachestore.sources.combined import Moved
-from cachestore.store.format.catalog import Catalog, newest_catalog
+from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.opener import is_address, open_whole
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot
 from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there, several_there
 

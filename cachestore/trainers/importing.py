@@ -31,7 +31,8 @@ from cachestore.sources.combined import list_path
 from cachestore.sources.reading import CaptionLines, ListingOptions
 from cachestore.sources.remarks import Remarks
 from cachestore.sources.unused import BROKEN_LINK, LISTED_TWICE, NO_FRAMES, REPLACED, unused_in_words
-from cachestore.store.format.catalog import Catalog, newest_catalog
+from cachestore.store.format.catalog import Catalog
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.commit import create_store
 from cachestore.store.write.listing_numbers import number_if_there
 from cachestore.trainers.cache_files import CacheFiles

@@ -12,7 +12,8 @@ from cachestore.core.words import listed
 from cachestore.encode.pictures.bucket_rules import RULES, BucketSettings, find_settings
 from cachestore.encode.pictures.buckets import Size
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import KeyColumn, newest_catalog
+from cachestore.store.format.catalog import KeyColumn
+from cachestore.store.read.rows import newest_catalog
 
 _MOST: Final = 2000
 """How many pictures are looked at."""

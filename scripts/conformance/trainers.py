@@ -213,7 +213,7 @@ def values_of(driver: Driver, case: Case, store: Path, its: Loaded) -> Loaded:
 def _both_sides(store: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Return the plain and the mirrored latents of each picture: of its two cells, or both stored in one."""
     from cachestore.files.paths import Layout
-    from cachestore.store.format.catalog import newest_catalog
+    from cachestore.store.read.rows import newest_catalog
 
     catalog = newest_catalog(Layout.at(store), "train")
     assert catalog is not None
@@ -237,7 +237,7 @@ def _clips(store: Path) -> dict[str, tuple[str, torch.Tensor, torch.Tensor]]:
     """Return of each clip, by its name: its sample, its latents as a data set returns them, and as they are stored."""
     from cachestore.core.read_block import parse_latents
     from cachestore.files.paths import Layout
-    from cachestore.store.format.catalog import newest_catalog
+    from cachestore.store.read.rows import newest_catalog
     from cachestore.train.latents import read_latents
 
     catalog = newest_catalog(Layout.at(store), "train")

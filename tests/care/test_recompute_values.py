@@ -17,7 +17,7 @@ from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.start.here import precompute_here
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import list_segments
 from cachestore.store.write.append import Appender
 from tests import fakes

@@ -19,7 +19,7 @@ from cachestore.encode.pictures.colours import profile_of_codes
 from cachestore.encode.pictures.shots import Still
 from cachestore.encode.pictures.variants import variant_of
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from tests.fakes import asks_for
 
 TRAINERS = [name for name in RULES if name != OWN]

@@ -10,7 +10,7 @@ from PIL import Image
 import cachestore as cs
 from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 
 pytestmark = [
     pytest.mark.torch,

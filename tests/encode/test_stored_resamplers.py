@@ -12,7 +12,7 @@ import cachestore as cs
 from cachestore.core.errors import RecipeMismatch
 from cachestore.encode.families.resamplers import RESAMPLERS
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from tests.fakes import ROOT, asks_for, started
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]

@@ -18,10 +18,11 @@ from cachestore.care.verify import verify
 from cachestore.core.keys import key
 from cachestore.files import failpoints
 from cachestore.files.failpoints import VARIABLE, failpoint
-from cachestore.store.format.catalog import Catalog, Cell, make_column, newest_catalog
+from cachestore.store.format.catalog import Catalog, Cell, make_column
 from cachestore.store.format.entry import make_entry
 from cachestore.store.format.findings import HARMLESS
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import create_store
 from tests.fakes import publish_catalog

@@ -8,8 +8,9 @@ from cachestore.report.document import _in_words
 from cachestore.report.gallery import make_gallery
 from cachestore.report.numbers import ClipFile, Framing, Picture, Thumbnail
 from cachestore.report.write import write_report
-from cachestore.store.format.catalog import Cell, newest_catalog
+from cachestore.store.format.catalog import Cell
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 from cachestore.train.facts import cut_of
 from tests.encode.footage import moving, write
 from tests.report.pictures import SIZE, make, make_clips

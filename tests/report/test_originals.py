@@ -10,8 +10,8 @@ from PIL import Image
 from cachestore.report import originals
 from cachestore.report.originals import LONGEST_SIDE, find_originals
 from cachestore.report.previews import choose_rows, picture_columns, read_samples
-from cachestore.store.format.catalog import newest_catalog
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 from tests.report.pictures import SIZE, make, picture
 
 

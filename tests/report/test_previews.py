@@ -21,8 +21,9 @@ from cachestore.report.previews import (
     read_samples,
     reduce,
 )
-from cachestore.store.format.catalog import make_column, newest_catalog
+from cachestore.store.format.catalog import make_column
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 from tests.fakes import asks_for, tells_of
 from tests.report.pictures import FACTOR, SIZE, make, picture
 from tests.train import stores

@@ -23,9 +23,10 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.share import agreement, choice, workers
 from cachestore.jobs.start.here import precompute_here
-from cachestore.store.format.catalog import Catalog, Cell, make_column, newest_catalog
+from cachestore.store.format.catalog import Catalog, Cell, make_column
 from cachestore.store.format.entry import Entry, make_entry
 from cachestore.store.format.segment import read_contents
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import list_indexes, load_snapshot
 from cachestore.store.write.append import publish_segment
 from cachestore.store.write.commit import commit, create_store

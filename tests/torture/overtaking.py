@@ -25,7 +25,8 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.run import reconcile
 from cachestore.jobs.start import here as run
-from cachestore.store.format.catalog import Catalog, list_generations, newest_catalog, read_catalog
+from cachestore.store.format.catalog import Catalog, list_generations, read_catalog
+from cachestore.store.read.rows import newest_catalog
 from tests import fakes
 from tests.torture import jobs
 from tests.torture.calls import say_to, tell_acknowledged

@@ -18,7 +18,8 @@ from cachestore.encode.pictures import buckets
 from cachestore.encode.pictures.buckets import Size, choose, crop_box
 from cachestore.encode.pictures.masks import mask_recipe
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import Catalog, Cell, make_column, newest_catalog
+from cachestore.store.format.catalog import Catalog, Cell, make_column
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.writer import open_store
 from tests.fakes import asks_for, publish_catalog
 from tests.train import stores

@@ -18,7 +18,7 @@ from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.keys import Recipe, digest_bytes
 from cachestore.jobs.start.declared_model import IMPORTED
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Width, family_named
 from cachestore.trainers.import_request import ImportRequest

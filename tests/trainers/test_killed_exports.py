@@ -14,7 +14,7 @@ import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.files.checksum import digest_of
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from cachestore.trainers.export_target import NOTE
 from cachestore.trainers.webdataset import exporting as tar_exporting
 from tests.torture.test_calls import in_a_fork

@@ -14,7 +14,7 @@ from PIL import Image
 
 import cachestore as cs
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from tests.trainers.caches import equal, send
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("torch_files_read_here")]

@@ -19,7 +19,7 @@ from cachestore.core.errors import BadInput, RecipeMismatch
 from cachestore.core.keys import Recipe
 from cachestore.files.paths import Layout
 from cachestore.jobs.start.declared_model import DeclaredEncoder
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from tests.encode import tiny_families
 from tests.encode.footage import moving, numbered, numbers_of, write
 from tests.fakes import asks_for

@@ -13,8 +13,9 @@ from cachestore.core.inputs import is_trained_on
 from cachestore.core.read_block import LatentsBlock, TextBlock, parse_latents, parse_text, stored_parts
 from cachestore.core.samples import IMAGE, MASK, VIDEO, Source
 from cachestore.jobs.start.forecast import TRAINING_BATCH
-from cachestore.store.format.catalog import Catalog, KeyColumn, newest_catalog
+from cachestore.store.format.catalog import Catalog, KeyColumn
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import newest_catalog
 from cachestore.train.facts import count_buckets
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from cachestore.encode.families.resamplers import RESAMPLERS, Resample
 from cachestore.encode.pictures.bucket_rules import RULES
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 
 
 def with_chosen(layout: Layout, request: PrecomputeRequest, encoders: tuple[Encoder, ...]) -> tuple[PrecomputeRequest, tuple[Encoder, ...]]:

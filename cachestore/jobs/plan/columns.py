@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -140,8 +139,3 @@ def rows_with_any(starts: Iterable[Sequence[int]]) -> Mask:
 
 def _flat(array: Bytes | Numbers) -> memoryview:
     return memoryview(array.tobytes())
-
-
-def as_text(keys: Bytes) -> Any:
-    """Return keys as numpy's fixed-width strings, which sort as bytes do."""
-    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)

@@ -32,7 +32,7 @@ from cachestore.sources.files import IMAGE_SUFFIXES, Files
 from cachestore.sources.listing import Listing, with_alpha
 from cachestore.sources.remarks import Refused, Remarks
 from cachestore.sources.unused import unused_in_words
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 
 if TYPE_CHECKING:
     from cachestore.encode.models.loaded import LoadedModel

@@ -15,7 +15,8 @@ from cachestore.jobs.plan.options import CHOSEN, LATENTS, PrecomputeRequest
 from cachestore.jobs.plan.typed import in_line, typed, without_chosen
 from cachestore.jobs.share.passes import PassRef, has_ended, list_passes, read_begun
 from cachestore.jobs.share.plan import read_outline
-from cachestore.store.format.catalog import newest_catalog, no_data_set
+from cachestore.store.format.catalog import no_data_set
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.unfinished import again_in, list_data_sets, list_unfinished
 
 _ENCODERS: Final = ("text", LATENTS)

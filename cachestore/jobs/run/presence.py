@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from cachestore.core.inputs import (
     references_of,
 )
 from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
-from cachestore.files.table import Digests
 from cachestore.jobs.plan.columns import (
-    as_text,
     cells_of,
     has_own_inputs,
     has_same_rows,
@@ -32,13 +29,11 @@ from cachestore.jobs.plan.columns import (
     rows,
 )
 from cachestore.jobs.run.task import FileReader
-from cachestore.jobs.share.outcomes import FOUND, Bytes, Mask, Numbers, Outcomes
+from cachestore.jobs.share.outcomes import FOUND, Mask, Numbers, Outcomes
 from cachestore.jobs.share.plan import Plan, Unit
 from cachestore.store.format.catalog import FACTS, Catalog, KeyColumn
+from cachestore.store.read.held import held_keys
 from cachestore.store.read.snapshot import Snapshot
-
-_FEW: Final = 8
-"""Keys are looked up one by one if the store has more than this many times as many keys."""
 
 
 @dataclass(slots=True)
@@ -183,30 +178,3 @@ def ready_rows(catalog: Catalog, snapshot: Snapshot) -> Mask:
         at = numbers(column.at)
         ready &= lacking[at[1:]] == lacking[at[:-1]]
     return ready
-
-
-def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
-    """Return which of these keys are in the store, as a mask."""
-    if len(keys) * _FEW < len(snapshot):
-        found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
-        return np.array([bool(locations) for locations in found], np.bool_)
-    return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
-
-
-def _among(keys: Bytes, present: Bytes) -> Mask:
-    """Which keys are in `present`. First halves are compared first: four times as fast as texts. If these are equal, whole keys decide."""
-    if not len(present):
-        return np.zeros(len(keys), np.bool_)
-    halves, wanted = _first_halves(present), _first_halves(keys)
-    order = np.argsort(halves, kind="stable")
-    halves, present = halves[order], present[order]
-    indices = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
-    found = (present[indices] == keys).all(axis=1)
-    doubtful = ~found & (halves[indices] == wanted)
-    if doubtful.any():
-        found[doubtful] = np.isin(as_text(keys[doubtful]), as_text(present))
-    return found
-
-
-def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # big-endian, so that they sort as the keys do

@@ -5,10 +5,9 @@ variant, in order. docs/design/files.md describes the columns of the table.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
@@ -16,11 +15,35 @@ from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, damaged, decode_name, encode_name, parse_catalog, parse_dropped, to_verify
-from cachestore.files.table import Table, check_table, never_falls, offsets_of, open_table, parse_table_start, read_table
+from cachestore.files.paths import Layout, damaged, decode_name, encode_name, parse_catalog, parse_dropped, parse_entry, to_verify
+from cachestore.files.table import (
+    Column,
+    Numbers,
+    Repeated,
+    Table,
+    check_table,
+    float_column,
+    never_falls,
+    number_column,
+    offsets_of,
+    open_table,
+    parse_table_start,
+    read_table,
+    string_columns,
+)
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
+
+Made = Literal["precompute", "imported", "published", "files"]
+"""What made a data set. One name has one kind for ever, until it is dropped."""
+
+Kind = Literal["whole", "float", "text"]
+"""What a column that a publisher gave holds."""
+
+HAVE_SOURCES: Final = frozenset({"precompute", "imported"})
+"""Data sets of these kinds have captions, extra columns, and inputs and stat records for each key. Others have keys alone."""
+
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
 FACTS: Final[Mapping[str, int]] = {
@@ -135,6 +158,9 @@ class Catalog:
     generation: int = 0
     listing: int = 0
     """The listing number of its rows (`store/write/listing_numbers`); 0 if there was no store yet when they were listed."""
+    made: Made = "precompute"
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
+    """Columns that a publisher gave, by name: whole numbers, floats or texts, one for each row."""
     digest: str = ""
     """Covers the rows and recipes, but not the request, times or the files' stat records."""
     checksums: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -160,7 +186,7 @@ class Catalog:
 
     def column_names(self) -> list[str]:
         """The name of each key column: `encoder/role`, with `@resolution` if several columns share that name."""
-        names = [f"{column.encoder}/{column.role}" for column in self.columns]
+        names = [f"{column.encoder}/{column.role}" if column.role else column.encoder for column in self.columns]
         return [
             f"{name}@{column.options.get('resolution')}" if names.count(name) > 1 else name
             for name, column in zip(names, self.columns, strict=True)
@@ -231,23 +257,27 @@ def check_catalog_copy(path: Path, expected: CatalogStart) -> None:
 
 
 def _parse(table: Table, path: Path) -> Catalog:
-    header = table.header
+    header, ids = table.header, table.strings("ids")
     try:
+        made = _as_made(header["made"])
+        has_sources = made in HAVE_SOURCES
         recipes = [Recipe.from_json(recipe) for recipe in header["recipes"]]
         catalog = Catalog(
             name=_text(header["name"]),
             request=dict(header["request"]),
             recipes={recipe.fingerprint: recipe for recipe in recipes},
-            ids=table.strings("ids"),
-            captions_at=table.numbers("captions/at"),
+            ids=ids,
+            captions_at=table.numbers("captions/at") if has_sources else Repeated(0, len(ids) + 1),
             captions=table.strings("captions"),
             images={role: (table.numbers(f"images/{role}/at"), table.strings(f"images/{role}")) for role in map(_text, header["roles"])},
-            extras=table.strings("extras"),
-            columns=tuple(_read_column(table, f"key/{number}", column) for number, column in enumerate(header["columns"])),
+            extras=table.strings("extras") if has_sources else Repeated("{}", len(ids)),
+            columns=tuple(_read_column(table, f"key/{n}", column, len(ids), has_sources) for n, column in enumerate(header["columns"])),
             texts=dict(header.get("texts", {})),
             prompts=tuple((_text(prompt), _text(negative)) for prompt, negative in header.get("prompts", ())),
             generation=header["generation"],
             listing=header["listing"],
+            made=made,
+            values={_text(name): read_values(table, f"value/{n}", kind) for n, (name, kind) in enumerate(header.get("values", ()))},
             digest=_text(header["digest"]),
             checksums=table.checksums,
         )
@@ -265,12 +295,44 @@ def _check_home(catalog: Catalog, path: Path, generation: int) -> None:
         raise damaged(f"{path} is generation {catalog.generation} of {catalog.name!r}, but its folder and name say otherwise", path)
 
 
-def _read_column(table: Table, prefix: str, described: Mapping[str, Any]) -> KeyColumn:
+def _read_column(table: Table, prefix: str, described: Mapping[str, Any], rows: int, has_sources: bool) -> KeyColumn:  # noqa: FBT001 - a fact of the catalog
     encoder, role, fingerprint = (_text(described[name]) for name in ("encoder", "role", "fingerprint"))
-    at, stats = table.numbers(f"{prefix}/at"), table.numbers(f"{prefix}/stat")
-    keys, inputs = table.digests(f"{prefix}/keys", KEY_BYTES), table.digests(f"{prefix}/inputs", INPUT_BYTES)
+    keys = table.digests(f"{prefix}/keys", KEY_BYTES)
+    if has_sources:
+        inputs, stats = table.digests(f"{prefix}/inputs", INPUT_BYTES), table.numbers(f"{prefix}/stat")
+    else:
+        inputs, stats = Repeated(NO_INPUT, len(keys)), Repeated(-1, 2 * len(keys))
+    is_one_each = not has_sources and f"{prefix}/at" not in table.columns
+    at = range(rows + 1) if is_one_each else table.numbers(f"{prefix}/at")
     facts = {name: table.numbers(f"{prefix}/{name}") for name in described["facts"] if name in FACTS}
     return KeyColumn(encoder, role, fingerprint, dict(described["options"]), at, keys, inputs, stats, facts)
+
+
+def read_values(table: Table, name: str, kind: str) -> Sequence[Any]:
+    """Return a column that a publisher gave, of this kind. Raises ValueError for a kind that there is not."""
+    if kind not in get_args(Kind):
+        raise ValueError(f"a column of {kind!r:.80}")
+    return table.strings(name) if kind == "text" else table.numbers(name) if kind == "whole" else table.floats(name)
+
+
+def encode_values(name: str, values: Sequence[Any]) -> tuple[str, dict[str, Column]]:
+    """Return the kind of a column that a publisher gave, and it as columns of a table."""
+    kind = kind_of_values(values)
+    if kind == "text":
+        return kind, string_columns(name, values)
+    return kind, {name: number_column(values) if kind == "whole" else float_column(values)}
+
+
+def kind_of_values(values: Sequence[Any]) -> Kind:
+    """Return the kind of a column that a publisher gave."""
+    code = getattr(values, "typecode", getattr(values, "format", "q" if isinstance(values, Numbers) else ""))
+    return "whole" if code == "q" else "float" if code == "d" else "text"
+
+
+def _as_made(value: Any) -> Made:
+    if value not in get_args(Made):
+        raise ValueError(f"made by {value!r:.80}")
+    return value
 
 
 def _text(value: Any) -> str:
@@ -291,7 +353,7 @@ def _check_shape(catalog: Catalog, path: Path) -> None:
         and all(len(values) == FACTS[name] * len(column.keys) for name, values in column.facts.items())
         for column in catalog.columns
     )
-    if not (fits and cells and len(catalog.extras) == rows):
+    if not (fits and cells and len(catalog.extras) == rows and all(len(values) == rows for values in catalog.values.values())):
         raise damaged(f"the columns of {path} do not have one row for each of its {plural(rows, 'sample')}", path)
 
 
@@ -314,14 +376,6 @@ def list_generations(layout: Layout, name: str) -> list[int]:
 
 
 def last_generation(layout: Layout, name: str) -> int:
-    """The highest number of any generation of a data set, dropped ones included; 0 if there was none. Numbers are never used again."""
+    """The highest number of any generation or entry of a data set, dropped ones included; 0 if there was none. None is used again."""
     names = names_in(layout.catalog_folder(name))
-    return max((n for parse in (parse_catalog, parse_dropped) for n in map(parse, names) if n is not None), default=0)
-
-
-def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:
-    """The newest catalog of a data set that can be read, or None."""
-    for generation in reversed(list_generations(layout, name)):
-        with suppress(FormatError, OSError):
-            return read_catalog(layout.catalog(name, generation), generation=generation, io=io)
-    return None
+    return max((n for parse in (parse_catalog, parse_entry, parse_dropped) for n in map(parse, names) if n is not None), default=0)

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
-from cachestore.core.arguments import as_many, as_word
+from cachestore.core.arguments import as_many, as_text, as_whole, as_word
 from cachestore.core.dtypes import RawTensor
 from cachestore.core.errors import CacheStoreError, CorruptEntry, FormatError, MissingEntry, RemoteFailed
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_numpy, to_torch
 from cachestore.core.words import first_of, noun, plural
-from cachestore.files.marker import check_for_reading
+from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
 from cachestore.store.format.catalog import Catalog
@@ -25,9 +25,12 @@ from cachestore.store.format.locations import Located, Location
 from cachestore.store.format.segment import SegmentContents, read_contents
 from cachestore.store.read.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
 from cachestore.store.read.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
+from cachestore.store.read.unfinished import list_data_sets
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from cachestore.store.read.rows import Rows
 
 _lock = threading.RLock()
 """Held while keys are looked up, and while a newer snapshot replaces one whose index another thread may be using."""
@@ -144,9 +147,9 @@ class Reader:
 
     def refresh(self) -> None:
         """Take a new snapshot, to see what was published since the last one."""
-        self._take_newer({})
+        self.take_newer({})
 
-    def _take_newer(self, known: Mapping[str, SegmentContents]) -> None:
+    def take_newer(self, known: Mapping[str, SegmentContents]) -> None:
         """As `refresh`, without reading the headers of `known` segments."""
         with _lock:
             self._replace(lambda before: self._load(replace(before, uncovered={**before.uncovered, **known})))
@@ -192,6 +195,27 @@ class Reader:
         order = sorted(range(len(keys)), key=lambda n: (copies[n][0].segment.digest, copies[n][0].offset))
         entries = {n: self._try_all(keys[n], copies[n], self._fetch) for n in order}
         return [entries[n] for n in range(len(keys))]
+
+    def names(self) -> list[str]:
+        """Return the names of the store's data sets, sorted."""
+        return list_data_sets(self.layout)
+
+    def dataset(self, name: str, generation: int | None = None) -> "Rows":
+        """Return the rows of a data set: ids, keys and columns, without torch and without reading a value.
+
+        Args:
+            name: the data set's name.
+            generation: as it was then; by default as it is now, with what sessions have flushed.
+
+        Raises:
+            BadInput: there is no such data set or generation.
+            FormatError: a file of it is damaged or gone.
+        """
+        from cachestore.store.read.rows import Rows, read_data_set
+
+        named, number = as_text("name", name), None if generation is None else as_whole("generation", generation, least=0)
+        with noticing_its_end(self.layout):
+            return Rows.of(read_data_set(self.layout, named, number))
 
     def missing(self, keys: Sequence[AnyKey], *, refresh: bool = True) -> list[Key]:
         """Return which of these keys are not in the store, each once and in order. Reads no entry.

@@ -11,7 +11,8 @@ from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
-from cachestore.store.format.catalog import Catalog, list_names, newest_catalog
+from cachestore.store.format.catalog import Catalog, list_names
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
 
 _ROWS: Final = 10_000

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, canonical
+from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, canonical
 from cachestore.files.checksum import Buffer, digest_of
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
-from cachestore.store.format.catalog import FACTS, FORMAT, VERSION, Catalog, last_generation
+from cachestore.store.format.catalog import FACTS, FORMAT, HAVE_SOURCES, VERSION, Catalog, encode_values, last_generation
 
 DROPPED_FORMAT: Final = "cachestore-dropped"
 DROPPED_VERSION: Final = 1
@@ -30,9 +30,9 @@ class Draft:
         """The digest of rows and recipes."""
         return self.header["digest"]
 
-    def chunks(self, generation: int) -> list[Buffer]:
+    def chunks(self, generation: int, **more: Json) -> list[Buffer]:
         """The bytes of the file. They contain the generation as the name does, so that a renamed file is noticed."""
-        header = {**self.header, "generation": generation, "listing": self.catalog.listing}
+        header = {**self.header, "generation": generation, "listing": self.catalog.listing, **more}
         return encode_table(FORMAT, VERSION, header, self.columns)
 
     def is_same_as(self, other: Catalog) -> bool:
@@ -47,25 +47,30 @@ def _stats(catalog: Catalog) -> list[Column]:
 
 def draft_of(catalog: Catalog) -> Draft:
     """Encode the header and columns of a catalog. Writes no file."""
-    columns: dict[str, Column] = {
-        **string_columns("ids", catalog.ids),
-        "captions/at": number_column(catalog.captions_at),
-        **string_columns("captions", catalog.captions),
-        **string_columns("extras", catalog.extras),
-    }
+    has_sources = catalog.made in HAVE_SOURCES
+    columns: dict[str, Column] = string_columns("ids", catalog.ids)
+    if has_sources:
+        columns |= {"captions/at": number_column(catalog.captions_at), **string_columns("captions", catalog.captions)}
+        columns |= string_columns("extras", catalog.extras)
     for role, (at, references) in catalog.images.items():
         columns |= {f"images/{role}/at": number_column(at), **string_columns(f"images/{role}", references)}
     for number, column in enumerate(catalog.columns):
         prefix = f"key/{number}"
-        columns |= {
-            f"{prefix}/at": number_column(column.at),
-            f"{prefix}/keys": digest_column(column.keys, width=KEY_BYTES),
-            f"{prefix}/inputs": digest_column(column.inputs, width=INPUT_BYTES),
-            f"{prefix}/stat": number_column(column.stats, width=2),
-            **{f"{prefix}/{name}": number_column(values, width=FACTS[name]) for name, values in column.facts.items()},
-        }
+        columns[f"{prefix}/keys"] = digest_column(column.keys, width=KEY_BYTES)
+        if has_sources or not isinstance(column.at, range):
+            columns[f"{prefix}/at"] = number_column(column.at)
+        if has_sources:
+            columns[f"{prefix}/inputs"] = digest_column(column.inputs, width=INPUT_BYTES)
+            columns[f"{prefix}/stat"] = number_column(column.stats, width=2)
+            columns |= {f"{prefix}/{name}": number_column(values, width=FACTS[name]) for name, values in column.facts.items()}
+    kinds: list[Json] = []
+    for number, (name, values) in enumerate(catalog.values.items()):
+        kind, encoded = encode_values(f"value/{number}", values)
+        columns |= encoded
+        kinds.append([name, kind])
     header: dict[str, Any] = {
         "name": catalog.name,
+        "made": catalog.made,
         "request": dict(catalog.request),
         "recipes": [recipe.as_json() for _fingerprint, recipe in sorted(catalog.recipes.items())],
         "roles": list(catalog.images),
@@ -82,9 +87,11 @@ def draft_of(catalog: Catalog) -> Draft:
     }
     if catalog.texts:
         header["texts"] = dict(catalog.texts)
+    if kinds:
+        header["values"] = kinds
     if catalog.prompts:
         header["prompts"] = [list(pair) for pair in catalog.prompts]
-    described = {name: header[name] for name in ("name", "recipes", "roles", "columns", "texts") if name in header}
+    described = {name: header[name] for name in ("name", "made", "recipes", "roles", "columns", "texts", "values") if name in header}
     rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
     header["digest"] = digest_of([canonical(described), canonical(rows)])
     return Draft(catalog, header, columns)

@@ -6,10 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from cachestore.core.arguments import as_mapping, as_path, as_word
+from cachestore.core.arguments import as_mapping, as_path, as_switch, as_text, as_word
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_raw
+from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import Access, Mode
 from cachestore.store.format.segment import SegmentContents
 from cachestore.store.read.fetch import Io, Verify
@@ -19,6 +20,9 @@ from cachestore.store.write.commit import commit, create_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from cachestore.store.write.files import Files
+    from cachestore.store.write.publish import Session
 
 
 class Writer:
@@ -86,7 +90,39 @@ class Store(Reader):
     def writer(self) -> Writer:
         """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
         self._check_writable()
-        return Writer(self, self._take_newer)
+        return Writer(self, self.take_newer)
+
+    def session(self, name: str) -> "Session":
+        """Return a publish of a data set that grows, a context manager. Raises BadInput if something else made this data set."""
+        from cachestore.store.write.publish import Session
+
+        self._check_writable()
+        return Session(self, name)
+
+    def publish(self, name: str, rows: object, *, update: bool = False) -> int:
+        """Publish a data set whose values are in the store, as one table that every process sees at once. Returns its generation.
+
+        Args:
+            name: the data set's name, such as "train/dino".
+            rows: `cs.Rows`, or `{id: {part: key or keys}}`.
+            update: lay these rows over those that are there: parts and columns that they do not name stay. Otherwise they replace all.
+
+        Raises:
+            BadInput: a key is not in the store, an id comes twice, or something else made the data set.
+            WriteFailed: the disk refused. Then nothing is published.
+        """
+        from cachestore.store.write.publish import publish_rows
+
+        self._check_writable()
+        with noticing_its_end(self.layout):
+            return publish_rows(self, as_text("name", name), rows, update=as_switch("update", update))
+
+    def files(self, name: str) -> "Files":
+        """Return named tensors, saved and loaded by path. Raises BadInput if a data set of another kind has the name."""
+        from cachestore.store.write.files import Files
+
+        self._check_writable()
+        return Files(self, name)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Store one value, as `Writer.put` takes it. When this returns, it is durable, acknowledged and readable here.

@@ -22,7 +22,7 @@ from cachestore.encode.batching.environment import set_library_defaults
 from cachestore.encode.batching.pipeline import prefetch
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.run.catalog_maker import make_catalog
-from cachestore.jobs.run.presence import Presence, held_keys
+from cachestore.jobs.run.presence import Presence
 from cachestore.jobs.run.reconcile import Reconciler, key_without_reading, unknown_units
 from cachestore.jobs.run.task import Job, UnitReader, outcome_of
 from cachestore.jobs.run.worker import Worker
@@ -36,7 +36,9 @@ from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.here import list_and_plan, precompute_here
 from cachestore.jobs.start.ranks import find_rank, launch_of, threads_for
 from cachestore.sources.combined import InMemory
-from cachestore.store.format.catalog import Catalog, newest_catalog
+from cachestore.store.format.catalog import Catalog
+from cachestore.store.read.held import held_keys
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.commit import publish_recipe
 

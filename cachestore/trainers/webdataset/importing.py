@@ -24,7 +24,8 @@ from cachestore.jobs.run.task import Cancel, OnProgress
 from cachestore.jobs.share.report import Report
 from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.tars import tars_at
-from cachestore.store.format.catalog import Catalog, Cell, last_generation, make_column, newest_catalog
+from cachestore.store.format.catalog import Catalog, Cell, last_generation, make_column
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.append import Appender
 from cachestore.store.write.catalog_writer import draft_of, publish_draft

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachestore.jobs.run.presence import _among
+from cachestore.store.read.held import _among
 from tests import fakes
 from tests.fakes import FakeEncoder, Pictures, as_launch, catalog, open_pass, pictures, run_pass
 from tests.jobs.bench import edits, seeing, worked_on

@@ -24,10 +24,10 @@ from cachestore.store.format.catalog import (
     list_generations,
     list_names,
     make_column,
-    newest_catalog,
     open_catalog,
     read_catalog,
 )
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from tests.fakes import publish_catalog
 from tests.store.stores import flip

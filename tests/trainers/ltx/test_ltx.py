@@ -16,7 +16,7 @@ from cachestore.core.keys import Key, Recipe
 from cachestore.core.raw_tensors import Latents, Text
 from cachestore.core.tensors import to_raw, to_torch
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from cachestore.trainers.export_layout import families_of_vae, families_with_vae
 from cachestore.trainers.exported import ExportVariant, Named
 from cachestore.trainers.families import family_named

@@ -18,7 +18,7 @@ from cachestore.core.errors import BadInput, BadUsage, Incomplete, RecipeMismatc
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Key, Recipe
 from cachestore.files.paths import Layout, Mode
-from cachestore.store.format.catalog import newest_catalog
+from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import open_layout
 from cachestore.trainers import export_target
 from cachestore.trainers.webdataset import exporting as tar_exporting

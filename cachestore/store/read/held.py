@@ -1,0 +1,46 @@
+"""Which keys a store holds, for millions at once."""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachestore.core.keys import KEY_BYTES, Key
+from cachestore.files.table import Digests
+from cachestore.store.read.snapshot import Snapshot
+
+Bytes = NDArray[np.uint8]
+_FEW: Final = 8
+"""Keys are looked up one by one if the store has more than this many times as many keys."""
+
+
+def held_keys(snapshot: Snapshot, keys: Bytes) -> "NDArray[np.bool_]":
+    """Return which of these keys are in the store, as a mask."""
+    if len(keys) * _FEW < len(snapshot):
+        found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
+        return np.array([bool(locations) for locations in found], np.bool_)
+    return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
+
+
+def _among(keys: Bytes, present: Bytes) -> "NDArray[np.bool_]":
+    """Which keys are in `present`. First halves are compared first: four times as fast as texts. If these are equal, whole keys decide."""
+    if not len(present):
+        return np.zeros(len(keys), np.bool_)
+    halves, wanted = _first_halves(present), _first_halves(keys)
+    order = np.argsort(halves, kind="stable")
+    halves, present = halves[order], present[order]
+    indices = np.minimum(np.searchsorted(halves, wanted), len(halves) - 1)
+    found = (present[indices] == keys).all(axis=1)
+    doubtful = ~found & (halves[indices] == wanted)
+    if doubtful.any():
+        found[doubtful] = np.isin(as_text(keys[doubtful]), as_text(present))
+    return found
+
+
+def _first_halves(keys: Bytes) -> "np.ndarray[Any, np.dtype[np.uint64]]":
+    return np.ascontiguousarray(keys).view(">u8").reshape(-1, 2)[:, 0].astype(np.uint64)  # big-endian, so that they sort as the keys do
+
+
+def as_text(keys: Bytes) -> Any:
+    """Return keys as numpy's fixed-width strings, which sort as bytes do."""
+    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)

@@ -1,0 +1,138 @@
+"""Named tensors in a store, as a trainer would keep them in files: `store.files(name)`. A data set of the kind `files`, one row a path."""
+
+import os
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from cachestore.core.arguments import as_mapping, as_text, refuse
+from cachestore.core.errors import FormatError, MissingEntry
+from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
+from cachestore.core.tensors import to_raw
+from cachestore.core.words import did_you_mean
+from cachestore.files.marker import noticing_its_end
+from cachestore.store.format.line import OWNER, Entry, list_line, read_entry
+from cachestore.store.read.rows import Rows, read_data_set
+from cachestore.store.write.publish import Session
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from cachestore.store.write.writer import Store
+
+_PART: Final = "file"
+
+
+class Files:
+    """Tensors by path. What `save` and `remove` did is visible to every process when they return, and survives a crash.
+
+        with store.files("my-trainer") as files:
+            if not files.exists("cat_latents"):
+                files.save("cat_latents", {"latents": tensor}, {"size": [1024, 768]})
+            latents = files.load("cat_latents")["latents"]
+
+    Paths are names: slashes separate parts, and nothing is read from or written to them. Belongs to one process and one thread.
+    """
+
+    def __init__(self, store: "Store", name: str) -> None:
+        """Open or make the files of this name. Raises BadInput if a data set of another kind has the name."""
+        self._store, self.name = store, as_text("name", name)
+        self._session = Session(store, self.name, made="files")
+        self._keys: dict[str, Key] = {}
+        self._number = -1
+        """The number of the last entry that `_keys` has; -1 before the first look."""
+
+    def exists(self, path: "str | os.PathLike[str]") -> bool:
+        """Whether there is a file at this path now."""
+        return _name_of(path) in self._look()
+
+    def save(self, path: "str | os.PathLike[str]", tensors: Mapping[str, Any], metadata: Mapping[str, Json] | None = None) -> None:
+        """Save torch tensors or numpy arrays, and a small JSON value. Replaces what is at the path. Raises BadInput, WriteFailed."""
+        raw = to_raw(as_mapping("tensors", tensors, "a mapping from names to tensors"))
+        value: dict[str, Json] = {} if metadata is None else dict(as_mapping("metadata", metadata, "a mapping that JSON can hold"))
+        specs: list[Json] = [[name, dtype, list(shape)] for name, (dtype, shape, _buffer) in sorted(raw.items())]
+        contents = [bytes(raw[tensor][2]) for tensor in sorted(raw)]
+        content = digest_parts("cachestore-files", self.name, canonical(specs), canonical(value), *contents)
+        key = Key(content[:KEY_BYTES])
+        if key not in self._store:
+            self._session.put(key, raw, value)
+        self._session.set(_name_of(path), **{_PART: key})
+        self._session.flush()
+
+    def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
+        """Return the tensors at a path as torch tensors. Raises MissingEntry if there is no such file, CorruptEntry if it is damaged."""
+        return self._store.get(self._key(path))
+
+    def metadata(self, path: "str | os.PathLike[str]") -> dict[str, Json]:
+        """Return the JSON value at a path. Raises MissingEntry."""
+        return {name: value for name, value in self._store.describe(self._key(path)).meta.items() if name != OWNER}
+
+    def keys(self, path: "str | os.PathLike[str]") -> list[str]:
+        """Return the names of the tensors at a path, without reading them. Raises MissingEntry."""
+        return sorted(self._store.describe(self._key(path)).tensors)
+
+    def glob(self, pattern: str = "*") -> list[str]:
+        """Return the paths that match a pattern, sorted; `*` also matches slashes."""
+        return sorted(path for path in self._look() if fnmatchcase(path, as_text("pattern", pattern)))
+
+    def remove(self, path: "str | os.PathLike[str]") -> None:
+        """Remove what is at a path; nothing there is no error. Its value goes with a later `gc`, unless something else needs it."""
+        self._session.remove(_name_of(path))
+        self._session.flush()
+
+    def flush(self) -> None:
+        """Publish what is not published yet: nothing, unless a call before was interrupted."""
+        self._session.flush()
+
+    def close(self) -> None:
+        """End the session. May be called twice."""
+        self._session.close()
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+
+    def _key(self, path: "str | os.PathLike[str]") -> Key:
+        name, there = _name_of(path), self._look()
+        if name not in there:
+            raise MissingEntry(f"{self._store.layout.root} has no file {name!r} in {self.name!r}{did_you_mean(name, there)}")
+        return there[name]
+
+    def _look(self) -> Mapping[str, Key]:
+        """Return the key of each path now: reads only entries that are new."""
+        layout = self._store.layout
+        with noticing_its_end(layout):
+            line = list_line(layout, self.name)
+            if line.highest == self._number:
+                return self._keys
+            entries: list[Entry] = []
+            try:
+                entries = [read_entry(layout, self.name, number) for number in line.above(self._number, line.highest)]
+                is_known = self._number >= 0 and all(entry.what in {"changes", "fence"} for entry in entries)
+            except (FormatError, FileNotFoundError):  # covered by a table that is newer than what was seen
+                is_known = False
+            if not is_known:
+                rows = Rows.of(read_data_set(layout, self.name))
+                self._number = rows.generation
+                self._keys = {path: Key(bytes(key)) for path, key in zip(rows.ids, rows.keys(_PART) if rows.parts else (), strict=False)}
+                return self._keys
+            for entry in entries:
+                for path, change in entry.changes.items():
+                    if change.is_removed:
+                        self._keys.pop(path, None)
+                    if cells := change.parts.get(_PART):
+                        self._keys[path] = cells[0]
+            self._number = line.highest
+            return self._keys
+
+
+def _name_of(path: "str | os.PathLike[str]") -> str:
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
+        refuse("path", "a path, and not empty", text)
+    return str(PurePosixPath(text))

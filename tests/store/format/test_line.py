@@ -1,0 +1,121 @@
+"""Entries of a line against a model: a dict of rows, each a dict of parts and values."""
+
+import math
+from array import array
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachestore.core.errors import FormatError
+from cachestore.core.keys import Key
+from cachestore.files.paths import BlockName
+from cachestore.store.format.catalog import Catalog
+from cachestore.store.format.line import Entry, Line, RowChange, add_change, encode_entry, lay, list_line, read_entry
+from cachestore.store.write.commit import create_store
+
+EMPTY = Catalog("own", {}, {}, [], [0], [], {}, [], (), made="published")
+
+cells = st.lists(st.integers(1, 3), max_size=2).map(lambda numbers: tuple(Key(bytes([number]) * 16) for number in numbers))
+sets = st.tuples(st.just("set"), st.sampled_from("abcde"), st.dictionaries(st.sampled_from(["x", "y"]), cells, min_size=1))
+removes = st.tuples(st.just("remove"), st.sampled_from("abcde"), st.none())
+flushes = st.lists(st.lists(sets | removes, max_size=6), max_size=4)
+
+
+def changes_of(flush):
+    changes = {}
+    for what, sample, parts in flush:
+        add_change(changes, sample, RowChange(is_removed=True) if what == "remove" else RowChange(parts=dict(parts)))
+    return changes
+
+
+def model_of(listed):
+    rows = {}
+    for flush in listed:
+        for what, sample, parts in flush:
+            if what == "remove":
+                rows.pop(sample, None)
+            else:
+                rows.setdefault(sample, {}).update(parts)
+    return {sample: {part: keys for part, keys in parts.items() if keys} for sample, parts in rows.items()}
+
+
+def rows_of(catalog):
+    return {
+        sample: {column.encoder: tuple(column.row_keys(row)) for column in catalog.columns if column.row_keys(row)}
+        for row, sample in enumerate(catalog.ids)
+    }
+
+
+@given(flushes)
+def test_changes_laid_one_by_one_or_as_one_give_the_rows_of_the_model_in_its_order(listed):
+    one_by_one, merged = EMPTY, {}
+    for flush in listed:
+        one_by_one = lay(one_by_one, changes_of(flush))
+        for sample, change in changes_of(flush).items():
+            add_change(merged, sample, change)
+    for found in (one_by_one, lay(EMPTY, merged)):
+        assert list(rows_of(found).items()) == list(model_of(listed).items())
+
+
+@given(flushes.filter(bool), st.booleans())
+def test_an_entry_is_read_as_it_was_written(tmp_path_factory, listed, as_block):
+    layout = create_store(tmp_path_factory.mktemp("line") / "store")
+    entry = Entry("changes", "5" * 32, "4" * 32, 9, changes_of(listed[0]))
+    number = BlockName(1, 256) if as_block else 7
+    layout.catalog_folder("own").mkdir(parents=True)
+    path = layout.block("own", number) if as_block else layout.entry("own", number)
+    path.write_bytes(b"".join(map(bytes, encode_entry("own", number, entry))))
+    assert read_entry(layout, "own", number) == entry
+    assert list(read_entry(layout, "own", number).changes) == list(entry.changes)
+
+
+def test_an_entry_under_another_number_or_name_is_refused(tmp_path):
+    layout = create_store(tmp_path / "store")
+    entry = Entry("changes", "5" * 32, "", 1, {"a": RowChange(parts={"x": (Key(b"1" * 16),)})})
+    for name, number in (("own", 8), ("other", 7)):
+        layout.catalog_folder(name).mkdir(parents=True)
+        layout.entry(name, number).write_bytes(b"".join(map(bytes, encode_entry("own", 7, entry))))
+        with pytest.raises(FormatError):
+            read_entry(layout, name, number)
+
+
+def test_a_line_shows_what_is_above_its_last_end(tmp_path):
+    layout = create_store(tmp_path / "store")
+    folder = layout.catalog_folder("own")
+    folder.mkdir(parents=True)
+    for name in (
+        "3.safetensors",
+        "3.dropped",
+        "2.changes",
+        "4.safetensors",
+        "5.changes",
+        "6.changes",
+        "7.safetensors",
+        "1-256.changes",
+        "x.changes",
+    ):
+        (folder / name).touch()
+    line = list_line(layout, "own")
+    assert line == Line("own", [4, 7], [5, 6], [], 3)
+    assert line.highest == 7
+
+
+def test_entries_are_read_in_as_few_files_as_cover_them_and_a_gap_is_a_loss():
+    line = Line("own", [256], [*range(257, 515), 1100], [BlockName(257, 512), BlockName(513, 768), BlockName(769, 1024)], 0)
+    assert line.above(256, 512) == [BlockName(257, 512)]
+    assert line.above(256, 514) == [BlockName(257, 512), 513, 514]
+    assert line.above(256, 1024) == [BlockName(257, 512), BlockName(513, 768), BlockName(769, 1024)]
+    assert line.above(1099, 1100) == [1100]
+    with pytest.raises(FormatError):
+        line.above(256, 1100)
+
+
+def test_new_rows_have_an_empty_value_of_its_kind_in_each_column_of_a_publisher():
+    columns = {"n": array("q", [7]), "f": array("d", [0.5]), "t": ["x"]}
+    table = lay(EMPTY, {"a": RowChange(parts={"x": ()})})
+    removed = lay(replace(table, values=columns), {"a": RowChange(is_removed=True)})
+    laid = lay(removed, {"b": RowChange(parts={"x": ()})})
+    assert (list(laid.values["n"]), list(laid.values["t"])) == ([0], [""])
+    assert math.isnan(laid.values["f"][0])

@@ -1,0 +1,88 @@
+"""Files of a store against a dict, seen from two processes' sides."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cachestore as cs
+from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.store.write.publish import make_table
+
+PATHS = ["a", "b/c", "b/d"]
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("save"), st.sampled_from(PATHS), st.integers(0, 3)),
+        st.tuples(st.just("remove"), st.sampled_from(PATHS), st.none()),
+        st.tuples(st.just("table"), st.none(), st.none()),
+    ),
+    max_size=10,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return cs.open(tmp_path / "store", mode="a")
+
+
+@settings(max_examples=30)
+@given(operations)
+def test_two_processes_see_the_files_of_a_dict(tmp_path_factory, listed):
+    root = tmp_path_factory.mktemp("files") / "store"
+    sides = [cs.open(root, mode="a").files("own"), cs.open(root, mode="a").files("own")]
+    model = {}
+    for number, (what, path, value) in enumerate(listed):
+        writer, reader = sides[number % 2], sides[1 - number % 2]
+        if what == "save":
+            writer.save(path, {"x": np.full(3, value, np.float32)}, {"value": value})
+            model[path] = value
+        elif what == "remove":
+            writer.remove(path)
+            model.pop(path, None)
+        else:
+            make_table(writer._store.layout, "own")
+        assert reader.glob() == sorted(model)
+        assert {path for path in PATHS if reader.exists(path)} == set(model)
+        assert {path: reader.metadata(path)["value"] for path in model} == model
+        assert {path: reader.load(path)["x"][0].item() for path in model} == model
+
+
+def test_a_file_has_its_tensors_and_its_metadata(store):
+    with store.files("own") as files:
+        files.save(Path("folder") / "cat", {"latents": np.ones((4, 8), np.float32), "mask": np.zeros(2, bool)}, {"size": [8, 4]})
+        assert files.keys("folder/cat") == ["latents", "mask"]
+        assert files.metadata("folder//cat") == {"size": [8, 4]}
+        assert files.glob("folder/*") == ["folder/cat"]
+        assert files.glob("*.png") == []
+    assert store.dataset("own").made == "files"
+
+
+def test_what_is_not_there_is_named(store):
+    files = store.files("own")
+    files.save("cat_latents", {"x": np.ones(1, np.float32)})
+    for call in (files.load, files.metadata, files.keys):
+        with pytest.raises(MissingEntry, match="cat_latent'"):
+            call("cat_latent")
+    files.remove("never there")
+    with pytest.raises(BadInput):
+        files.exists("")
+
+
+def test_equal_contents_are_stored_once_and_stay_while_one_path_has_them(store):
+    files = store.files("own")
+    files.save("a", {"x": np.ones(4, np.float32)})
+    files.save("b", {"x": np.ones(4, np.float32)})
+    files.remove("a")
+    assert (len(store), files.glob()) == (1, ["b"])
+    assert files.load("b")["x"].tolist() == [1, 1, 1, 1]
+
+
+def test_names_of_another_kind_are_refused(store):
+    store.publish("rows", {})
+    with pytest.raises(BadInput):
+        store.files("rows")
+    store.files("own")
+    with pytest.raises(BadInput):
+        store.publish("own", {})
