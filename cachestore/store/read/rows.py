@@ -235,6 +235,8 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
             there = [each for each in list_names(layout) if list_line(layout, each).tables]
             raise no_data_set(layout, name, there) if number is None else _no_number(layout, name, number)
         last = line.highest if number is None else number
+        if last > line.highest:
+            raise _no_number(layout, name, last)
         try:
             return _read_state(layout, name, tables[-1], line.above(tables[-1], last), last)
         except FileNotFoundError as gone:  # a newer table covers it, and it was removed
