@@ -276,6 +276,8 @@ class CachedDataset(Dataset[SampleDict]):
             BadInput: a path does not exist, or the data set was not made from model files.
         """
         with self._naming:
+            if not self.recipes:
+                raise BadInput("it was published without a model, so `check` has nothing to compare: leave the call out")
             check_model(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
 
     @property
