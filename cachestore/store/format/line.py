@@ -104,6 +104,13 @@ class Line:
         """The highest number in use."""
         return max(self.dropped, *self.tables, *self.entries, *(block.last for block in self.blocks), 0)
 
+    def has_all(self, number: int, highest: int) -> bool:
+        """Whether no entry above a number up to another is gone."""
+        try:
+            return bool(self.above(number, highest))
+        except FormatError:
+            return False
+
     def above(self, number: int, highest: int) -> list[int | BlockName]:
         """Return the entries above a number up to another, in order, as few files as cover them. Raises FormatError for a gap."""
         ends = {block.first: block for block in sorted(self.blocks) if block.last <= highest}  # of two that begin together the longer one

@@ -33,7 +33,7 @@ class Files:
                 files.save("cat_latents", {"latents": tensor}, {"size": [1024, 768]})
             latents = files.load("cat_latents")["latents"]
 
-    Paths are names: slashes separate parts, and nothing is read from or written to them. Belongs to one process and one thread.
+    Paths are names: slashes separate parts, and nothing is read from or written to them. Belongs to one process; threads may share it.
     """
 
     def __init__(self, store: "Store", name: str) -> None:
@@ -105,8 +105,9 @@ class Files:
 
     def _look(self) -> Mapping[str, Key]:
         """Return the key of each path now: reads only entries that are new."""
+        _ = self._store.snapshot  # raises if it is closed
         layout = self._store.layout
-        with noticing_its_end(layout):
+        with self._session.lock, noticing_its_end(layout):
             line = list_line(layout, self.name)
             if line.highest == self._number:
                 return self._keys
