@@ -338,10 +338,14 @@ def test_a_flush_that_failed_after_its_link_is_not_published_twice(store, monkey
     assert rows(store) == {"a": {"x": KEYS[1]}}
 
 
-def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store):
+@pytest.mark.parametrize("has_links", [True, False])
+def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store, has_links, monkeypatch):
+    if not has_links:
+        monkeypatch.delattr("os.link")
+
     def work(number):
         with cs.open(store.layout.root, mode="a") as own, own.session("own") as session:
-            for step in range(6):
+            for step in range(3):
                 session.set(f"{number}-{step}", x=KEYS[step % 4])
                 session.flush()
 
@@ -350,7 +354,7 @@ def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert set(rows(store)) == {f"{number}-{step}" for number in range(8) for step in range(6)}
+    assert set(rows(store)) == {f"{number}-{step}" for number in range(8) for step in range(3)}
     line = list_line(store.layout, "own")
     marks = [read_start(store.layout, "own", number) for number in line.entries]
     assert all(after.before == before.mark for before, after in pairwise(marks))
