@@ -440,8 +440,8 @@ def _rename(layout: Layout, temporary: Path, final: Path) -> bool:
         if time.monotonic() - since > _CLAIM_SECONDS:
             claimed = f"another process has claimed that name for {_CLAIM_SECONDS:g} s, and cannot be proved dead from here"
             raise WriteFailed(
-                f"cannot write {final}: {claimed}; run the same command again once it has ended; if none is at work any more, remove {claim}"
-                " first (`cachestore gc` does a day later)"
+                f"cannot write {final}: {claimed}; run the same command again once it has ended; if none is at work any more,"
+                f" remove {claim} first (`cachestore gc` does a day later)"
             )
         time.sleep(_CLAIM_PAUSE)
     return False
