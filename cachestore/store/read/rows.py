@@ -53,9 +53,9 @@ class Rows:
 
     @classmethod
     def read(cls, given: object) -> "Rows":
-        """Return what a caller passes as rows: Rows, or `{id: {part: key or keys}}`. Raises BadInput."""
+        """Return what a caller passes as rows: Rows, or `{id: {part: key or keys}}`. Of a pass, the keys alone. Raises BadInput."""
         if isinstance(given, Rows):
-            return given
+            return cls.of(_bare(given.parts, given.catalog)) if given.made in HAVE_SOURCES else given
         rows = as_mapping("rows", given, "cs.Rows, or a mapping {id: {part: key}}")
         ids = [as_text("an id", one) for one in rows]
         cells = [as_mapping(f"rows[{one!r}]", rows[one], "a mapping {part: key}") for one in ids]
@@ -186,6 +186,19 @@ def _as_key(given: Any) -> Key:
     if key == NO_KEY:
         raise BadInput("a key of zeros says that a row lacks the part: leave the part out, or set it to []", option="rows")
     return key
+
+
+def _bare(parts: Sequence[str], catalog: Catalog) -> Catalog:
+    """Return a catalog with the keys of another one alone, without its empty cells."""
+    import numpy as np
+
+    columns: list[KeyColumn] = []
+    for part, column in zip(parts, catalog.columns, strict=True):
+        raw = np.frombuffer(run_of(column.keys), np.uint8).reshape(-1, KEY_BYTES)
+        is_there = raw.any(axis=1)
+        at = np.concatenate([[0], np.cumsum(is_there)]).astype(np.int64)[np.asarray(column.at, np.int64)]
+        columns.append(made_column(part, memoryview(at.tobytes()).cast("q"), Digests(memoryview(raw[is_there].tobytes()), KEY_BYTES)))
+    return _catalog_of(catalog.ids, sorted(columns, key=lambda column: column.encoder), {})
 
 
 def _catalog_of(ids: Sequence[str], columns: Sequence[KeyColumn], values: Mapping[str, Sequence[Any]]) -> Catalog:

@@ -141,8 +141,9 @@ class Session:
         with self.lock, noticing_its_end(layout):
             self._show(self._appender.close_segment())
             changes = Changes() if self._is_there(self._attempt) else self._attempt.changes
-            for sample, change in self._changes.items():
+            for sample, change in self._changes.items() if changes else ():
                 add_change(changes, sample, change)
+            changes = changes or self._changes
             self._attempt, self._changes = _Attempt(changes), Changes()
             if not changes:
                 return list_line(layout, self.name).highest

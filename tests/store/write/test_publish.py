@@ -1,9 +1,11 @@
 """Sessions and whole tables against a model, beside each other, and where a process sleeps or the disk refuses."""
 
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -634,6 +636,58 @@ def test_a_generation_is_any_number_that_can_still_be_read(store):
 def test_rows_that_do_not_fit_are_refused(ids, parts, columns):
     with pytest.raises(BadInput):
         Rows(ids, parts, columns)
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_the_rows_of_a_pass_are_published_with_their_keys_and_without_empty_cells(tmp_path, update):
+    fakes.run(tmp_path / "store", fakes.captions("a", "b"), fakes.FakeEncoder())
+    with cs.open(tmp_path / "store", mode="a") as store:
+        made = store.dataset("train")
+        [column] = made.catalog.columns
+        holed = Rows.of(replace(made.catalog, columns=(replace(column, keys=[bytes(16), *list(column.keys)[1:]]),)))
+        for source in (made, holed):
+            store.publish("copy", source, update=update)
+            assert list(store.dataset("copy")) == list(made)
+            expected = {} if source is holed and not update else made[made.ids[0]]
+            assert [rows(store, "copy")[sample] for sample in made.ids] == [expected, made[made.ids[1]]]
+
+
+def test_a_child_of_a_process_that_flushes_is_told_and_does_not_wait(store):
+    """Another thread held the session's lock when the process was forked."""
+    session = store.session("own")
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with session.lock:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    child = os.fork()
+    if child == 0:
+        told = 0
+        for call in (lambda: session.set("a", x=KEYS[0]), lambda: session.remove("a"), lambda: session.put(KEYS[0], {}), session.flush):
+            try:
+                call()
+            except cs.CacheStoreError:
+                told += 1
+        os._exit(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    done.set()
+    thread.join(30)
+
+
+def test_files_of_a_data_set_that_was_dropped_say_so(store):
+    files = store.files("files")
+    files.save("a", {"x": np.zeros(2, np.float32)})
+    collecting.drop(store.layout.root, "files")
+    for call in (lambda: files.exists("a"), lambda: files.save("b", {"x": np.ones(2, np.float32)}), lambda: files.remove("a")):
+        with pytest.raises(BadInput, check=asks_for("name")):
+            call()
+    with store.files("files") as anew:
+        assert anew.glob() == []
 
 
 def test_columns_take_the_numbers_of_numpy_and_what_is_not_a_number(store):
