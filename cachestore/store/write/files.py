@@ -38,8 +38,8 @@ class Files:
 
     def __init__(self, store: "Store", name: str) -> None:
         """Open or make the files of this name. Raises BadInput if a data set of another kind has the name."""
-        self._store, self.name = store, as_text("name", name)
-        self._session = Session(store, self.name, made="files")
+        self._session = Session(store, name, made="files")
+        self._store, self.name = store, self._session.name
         self._keys: dict[str, Key] = {}
         self._number = -1
         """The number of the last entry that `_keys` has; -1 before the first look."""

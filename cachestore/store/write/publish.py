@@ -19,7 +19,7 @@ from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.marker import noticing_its_end
-from cachestore.files.paths import BlockName, Layout, encode_name
+from cachestore.files.paths import BlockName, Layout, as_stored
 from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests, open_table, read_header
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
@@ -95,8 +95,7 @@ class Session:
 
     def __init__(self, store: "Store", name: str, *, made: Made = "published") -> None:
         """Begin a data set, or go on with one. Raises BadInput if something else made it, or is making it."""
-        self._store, self.name = store, as_text("name", name)
-        encode_name(self.name)  # raises for a name that cannot be
+        self._store, self.name = store, as_stored(as_text("name", name))
         self._appender = Appender(store.layout, origin=f"{SESSION}{secrets.token_hex(16)}")
         self._changes = Changes()
         """Since the last flush began."""
@@ -334,7 +333,7 @@ def _begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
     """Publish a whole table: these rows alone, or with `update` these over what is there. Returns the generation."""
-    layout, given = store.layout, Rows.read(rows)
+    layout, name, given = store.layout, as_stored(name), Rows.read(rows)
     named = _Named(np.concatenate([np.empty((0, KEY_BYTES), np.uint8), *(given.lists(part)[1] for part in given.parts)]), given.samples_of)
     if update:
         _check_cells(rows, given)

@@ -1,10 +1,13 @@
 """Sessions and whole tables against a model, beside each other, and where a process sleeps or the disk refuses."""
 
+import errno
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import unicodedata
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -711,3 +714,61 @@ def test_rows_give_their_keys_as_arrays_with_zeros_where_a_part_is_missing():
         several.keys("x")
     with pytest.raises(BadInput):
         several.keys("z")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), KeyboardInterrupt()], ids=["full", "interrupted"])
+@pytest.mark.parametrize("call", ["write", "fsync", "link", "unlink"])
+def test_a_call_of_the_system_that_fails_within_a_flush_costs_no_row(store, monkeypatch, call, error):
+    really, session, expected = getattr(os, call), store.session("own"), ["first"]
+    session.set("first", x=KEYS[0])
+    session.flush()
+    for fatal in range(1, 20):
+        left = [fatal]
+
+        def fails(*arguments, left=left, **named):
+            left[0] -= 1
+            if not left[0]:
+                raise error
+            return really(*arguments, **named)
+
+        key = cs.key("within a flush", call, str(fatal), str(type(error)))
+        session.put(key, {"x": np.ones(2, np.float32)})
+        session.set(f"put{fatal}", x=key)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, fails)
+            with suppress(WriteFailed, KeyboardInterrupt):
+                session.flush()
+        session.set(f"later{fatal}", x=KEYS[1])
+        session.flush()
+        expected += [f"put{fatal}", f"later{fatal}"]
+        assert list(rows(store)) == expected
+        assert cs.open(store.layout.root).get(key, as_numpy=True)["x"].tolist() == [1, 1]
+        if left[0] > 0:
+            return
+    pytest.fail("a flush makes more calls than were looked at")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "/", "ü/é", "con", "a\\b", "x\0y"])
+def test_any_name_is_a_data_set_of_its_own(store, name):
+    with store.session(name) as session:
+        session.set("a", x=KEYS[0])
+    assert store.names() == [name]
+    assert rows(store, name) == {"a": {"x": KEYS[0]}}
+
+
+def test_names_that_differ_in_their_unicode_form_alone_are_one(store):
+    for number, form in enumerate(("NFD", "NFC", "NFD")):
+        with store.session(unicodedata.normalize(form, "né")) as session:
+            session.set(f"s{number}", x=KEYS[0])
+    store.publish(unicodedata.normalize("NFD", "né"), {"p": {"x": KEYS[0]}}, update=True)
+    assert store.names() == [unicodedata.normalize("NFC", "né")]
+    for form in ("NFD", "NFC"):
+        assert list(rows(store, unicodedata.normalize(form, "né"))) == ["s0", "s1", "s2", "p"]
+
+
+@pytest.mark.parametrize("name", ["", "a" * 300, "\ud800", " ", 5, None])
+def test_a_name_that_no_folder_can_have_is_refused(store, name):
+    for begin in (store.session, store.files, lambda name: store.publish(name, {})):
+        with pytest.raises(BadInput, check=asks_for("name")):
+            begin(name)
+    assert store.names() == []
