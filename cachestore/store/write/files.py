@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.arguments import as_mapping, as_text, refuse
-from cachestore.core.errors import FormatError, MissingEntry
+from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
@@ -59,7 +59,11 @@ class Files:
         if key not in self._store:
             self._session.put(key, raw, value)
         self._session.set(_name_of(path), **{_PART: key})
-        self._session.flush()
+        try:
+            self._session.flush()
+        except BadInput:  # it was there when the store was opened or refreshed, and `gc` has removed it since
+            self._session.put(key, raw, value)
+            self._session.flush()
 
     def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
         """Return the tensors at a path as torch tensors. Raises MissingEntry if there is no such file, CorruptEntry if it is damaged."""

@@ -337,13 +337,14 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
     named = _Named(np.concatenate([np.empty((0, KEY_BYTES), np.uint8), *(given.lists(part)[1] for part in given.parts)]), given.samples_of)
     if update:
         _check_cells(rows, given)
+    if not update or newest_header(layout, name) is None:
+        _check_keys(store, name, named)  # before a data set is begun
     changes = _changes_of(given) if update else {}
     if update and not given.catalog.values and all(change.parts for change in changes.values()):
         number = Session(store, name).publish(changes)
         with suppress(WriteFailed):  # it is published: the next fold makes the table
             return make_table(layout, name)
         return number
-    _check_keys(store, name, named)
     began, line = _begin(layout, name, "published")
     mark = secrets.token_hex(16)
     for _try in range(_UPDATE_TRIES):

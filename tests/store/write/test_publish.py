@@ -98,6 +98,13 @@ def test_keys_that_are_nowhere_are_named_and_nothing_is_published(store):
 
 
 @pytest.mark.parametrize("update", [False, True])
+def test_a_table_with_keys_that_are_nowhere_begins_no_data_set(store, update):
+    with pytest.raises(BadInput, check=asks_for("rows")):
+        store.publish("own", {"a": {"x": MISSING}}, update=update)
+    assert store.names() == []
+
+
+@pytest.mark.parametrize("update", [False, True])
 def test_a_table_replaces_all_rows_or_is_laid_over_them(store, update):
     with store.session("own") as session:
         session.set("a", x=KEYS[0], y=[KEYS[0], KEYS[1]])
