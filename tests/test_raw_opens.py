@@ -53,6 +53,8 @@ ALLOWED = {
     ("files/locks.py", "os.open"): "it never waits (O_NONBLOCK), and reads nothing",
     ("files/marker.py", "os.open"): _FOLDER,
     ("files/opening.py", "mmap.mmap"): _BYTES,
+    ("files/locks.py", "Path('/proc/sys/kernel/random/boot_id').read_text"): _KERNEL,
+    ("files/locks.py", "Path(f'/proc/{pid}/stat').read_text"): _KERNEL,
     ("files/opening.py", "os.open"): "here it is done",
     ("files/publish.py", "os.open"): f"{_WRITES}, or it is a folder",
     ("files/removal.py", "os.open"): _FOLDER,

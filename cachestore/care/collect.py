@@ -51,7 +51,7 @@ from cachestore.jobs.share.retention import (
     remove_plan,
     spent_plans,
 )
-from cachestore.store.format.catalog import HAVE_SOURCES, list_generations, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, last_generation, list_generations, list_names, no_data_set, read_catalog
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import MarkedList, list_marked, marked_segments
 from cachestore.store.format.segment import SegmentContents, read_contents
@@ -307,13 +307,14 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
-        line = list_line(layout, name)
+        line, end = list_line(layout, name), last_generation(layout, name)
         if line.entries or line.blocks or (generations and kind_of(layout, name) not in HAVE_SOURCES):
-            publish_bare(layout, name, "dropped")
-        mark_dropped(layout, name)
+            end = publish_bare(layout, name, "dropped")
+        if end:
+            mark_dropped(layout, name, end)
         freed = sum(remove_plan(layout, plan) for plan in plans)
+        freed += sum(remove_file(layout, path) for path in entry_paths(layout, name, end))
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
-        freed += sum(remove_file(layout, path) for path in entry_paths(layout, name))
     check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 

@@ -51,8 +51,8 @@ def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: floa
     return [path for path in paths if is_older(path, COVERED_SECONDS, now=now)]
 
 
-def entry_paths(layout: Layout, name: str) -> list[Path]:
-    """All entries and blocks of a data set, lowest first."""
+def entry_paths(layout: Layout, name: str, last: int) -> list[Path]:
+    """The entries and blocks of a data set up to a number, lowest first: what is above may be of a session that began after a drop."""
     names = names_in(layout.catalog_folder(name))
-    entries = [layout.entry(name, number) for number in sorted(filter(None, map(parse_entry, names)))]
-    return [*entries, *(layout.block(name, block) for block in sorted(filter(None, map(parse_block, names))))]
+    entries = [layout.entry(name, number) for number in sorted(filter(None, map(parse_entry, names))) if number <= last]
+    return [*entries, *(layout.block(name, block) for block in sorted(filter(None, map(parse_block, names))) if block.last <= last)]

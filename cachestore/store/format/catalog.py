@@ -159,6 +159,8 @@ class Catalog:
     listing: int = 0
     """The listing number of its rows (`store/write/listing_numbers`); 0 if there was no store yet when they were listed."""
     made: Made = "precompute"
+    line: str = ""
+    """32 hex digits, drawn when a line began: where it goes on, its tables have the same. Empty for what a pass makes."""
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     """Columns that a publisher gave, by name: whole numbers, floats or texts, one for each row."""
     digest: str = ""
@@ -231,6 +233,8 @@ class CatalogStart:
     samples: int
     digest: str
     """As `Catalog.digest`."""
+    line: str
+    """As `Catalog.line`."""
     file_digest: str
     """Of the whole file: only equal files have it."""
 
@@ -241,7 +245,7 @@ def parse_catalog_start(start: bytes, size_bytes: int, name: str, generation: in
     try:
         named, number = _text(table.header["name"]), table.header["generation"]
         [rows] = table.checksums["ids.offsets"][1]
-        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), table.digest)
+        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), _text(table.header.get("line", "")), table.digest)
         is_home = (encode_name(named), number) == (encode_name(name), generation)
     except (LookupError, TypeError, ValueError) as error:
         raise FormatError(f"{where} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})") from error
@@ -277,6 +281,7 @@ def _parse(table: Table, path: Path) -> Catalog:
             generation=header["generation"],
             listing=header["listing"],
             made=made,
+            line=_text(header.get("line", "")),
             values={_text(name): read_values(table, f"value/{n}", kind) for n, (name, kind) in enumerate(header.get("values", ()))},
             digest=_text(header["digest"]),
             checksums=table.checksums,

@@ -4,21 +4,22 @@ docs/design/publish.md has the protocol, and what a crash leaves.
 """
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from cachestore.core.arguments import as_mapping, as_text
-from cachestore.core.errors import BadInput, CorruptEntry, FormatError, Incomplete, MissingEntry
+from cachestore.core.errors import BadInput, CorruptEntry, FormatError, Incomplete, MissingEntry, WriteFailed
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.marker import noticing_its_end
-from cachestore.files.paths import BlockName, Layout, encode_name
+from cachestore.files.paths import BlockName, Layout, as_stored
 from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests, open_table, read_header
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
@@ -47,7 +48,7 @@ from cachestore.store.read.rows import Rows, cell_of, read_data_set
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.read.unfinished import list_unfinished
 from cachestore.store.write.append import Appender
-from cachestore.store.write.catalog_writer import Draft, draft_of, publish_draft
+from cachestore.store.write.catalog_writer import Draft, draft_of, mark_dropped, publish_draft
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,6 +68,18 @@ _TABLE_ROWS: Final = 4096
 """A flush makes no table for fewer rows than this."""
 _TRIES: Final = 10_000
 """How often a flush tries to get a number, while others are faster."""
+_UPDATE_TRIES: Final = 100
+"""How often new columns are laid over rows while others publish. Each try reads and writes the whole table."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What a flush publishes, or has tried to publish, as one entry."""
+
+    changes: Changes = field(default_factory=Changes)
+    mark: str = field(default_factory=lambda: secrets.token_hex(16))
+    number: int = 0
+    """The last number that it tried; 0 before it tried one."""
 
 
 class Session:
@@ -76,25 +89,28 @@ class Session:
             session.put(key, {"features": tensor})
             session.set("cat", dino=key)
 
-    The end of the block flushes, unless it raised; what was flushed before stays. Belongs to one process and one thread.
+    The end of the block flushes, unless it raised; what was flushed before stays. Belongs to one process. Threads may share it: each
+    flush publishes what all of them have set.
     """
 
     def __init__(self, store: "Store", name: str, *, made: Made = "published") -> None:
         """Begin a data set, or go on with one. Raises BadInput if something else made it, or is making it."""
-        self._store, self.name = store, as_text("name", name)
-        encode_name(self.name)  # raises for a name that cannot be
+        self._store, self.name = store, as_stored(as_text("name", name))
         self._appender = Appender(store.layout, origin=f"{SESSION}{secrets.token_hex(16)}")
         self._changes = Changes()
-        self._mark = secrets.token_hex(16)
-        self._tried = 0
-        """The number that the last attempt of a flush took; 0 if none failed."""
-        self._began = _begin(store.layout, self.name, made)
+        """Since the last flush began."""
+        self._attempt = _Attempt()
+        """Of a flush that failed or was interrupted: its entry may be there all the same."""
+        self.lock = threading.RLock()
+        self._began, _line = _begin(store.layout, self.name, made)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it. Else as `Writer.put`."""
         named = as_mapping("tensors", tensors, "a mapping from names to tensors")
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
-        self._show(self._appender.put(Key.parse(key), to_raw(named), {**value, OWNER: self.name}))
+        self._appender.check_process()
+        with self.lock:
+            self._show(self._appender.put(Key.parse(key), to_raw(named), {**value, OWNER: self.name}))
 
     def set(self, sample: str, /, **parts: "AnyKey | Sequence[AnyKey]") -> None:
         """Set parts of a row: each to a key, to several, or to none. Parts that are not named stay. A new row comes last."""
@@ -103,12 +119,15 @@ class Session:
             raise BadInput("set needs at least one part: session.set(id, part=key)", option="parts")
         if not as_text("an id", sample):
             raise BadInput("an id is empty: give each row an id", option="sample")
-        add_change(self._changes, sample, RowChange(parts={part: cell_of(keys) for part, keys in parts.items()}))
+        change = RowChange(parts={part: cell_of(keys) for part, keys in parts.items()})
+        with self.lock:
+            add_change(self._changes, sample, change)
 
     def remove(self, sample: str) -> None:
         """Remove a row. A row that is not there is no error."""
         self._appender.check_process()
-        add_change(self._changes, as_text("an id", sample), RowChange(is_removed=True))
+        with self.lock:
+            add_change(self._changes, as_text("an id", sample), RowChange(is_removed=True))
 
     def flush(self) -> int:
         """Publish what was put, set and removed since the last flush. When this returns, it is durable, and visible to every process.
@@ -117,24 +136,39 @@ class Session:
         WriteFailed if the disk refused. Then nothing is published, and what was set is kept for the next flush.
         """
         layout = self._store.layout
-        with noticing_its_end(layout):
+        self._appender.check_process()
+        with self.lock, noticing_its_end(layout):
             self._show(self._appender.close_segment())
-            if not self._changes:
+            changes = Changes() if self._is_there(self._attempt) else self._attempt.changes
+            for sample, change in self._changes.items() if changes else ():
+                add_change(changes, sample, change)
+            changes = changes or self._changes
+            self._attempt, self._changes = _Attempt(changes), Changes()
+            if not changes:
                 return list_line(layout, self.name).highest
-            number = self._tried if self._is_there(self._tried) else self._link()
-            above = read_start(layout, self.name, number).above
-            self._changes, self._mark, self._tried = Changes(), secrets.token_hex(16), 0
-            make_blocks(layout, self.name, number)
-            if above >= _TABLE_ROWS and 2 * above >= _table_rows(layout, self.name):
-                make_table(layout, self.name)
+            number = self._link(self._attempt)
+            self._attempt = _Attempt()
+            with suppress(WriteFailed, FormatError):  # it is published: a later flush or `compact` makes what follows from it
+                above = read_start(layout, self.name, number).above
+                make_blocks(layout, self.name, number)
+                if above >= _TABLE_ROWS and 2 * above >= _table_rows(layout, self.name):
+                    make_table(layout, self.name)
         return number
+
+    def publish(self, changes: Changes) -> int:
+        """Flush these changes too, and return the number of the entry."""
+        with self.lock:
+            for sample, change in changes.items():
+                add_change(self._changes, sample, change)
+        return self.flush()
 
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
         self.flush()
-        above = rows_above(self._store.layout, self.name)
-        if above and 8 * above >= _table_rows(self._store.layout, self.name):
-            make_table(self._store.layout, self.name)
+        with noticing_its_end(self._store.layout), suppress(WriteFailed, FormatError):  # as in `flush`
+            above = rows_above(self._store.layout, self.name)
+            if above and 8 * above >= _table_rows(self._store.layout, self.name):
+                make_table(self._store.layout, self.name)
 
     def __enter__(self) -> "Self":
         self._appender.__enter__()
@@ -146,6 +180,7 @@ class Session:
                 self.close()
             else:
                 self._appender.discard()
+                self._changes, self._attempt = Changes(), _Attempt()
         finally:
             self._appender.__exit__(kind, error, trace)
 
@@ -153,28 +188,30 @@ class Session:
         if published:
             self._store.take_newer({segment.digest: segment.contents for segment in published})
 
-    def _is_there(self, number: int) -> bool:
+    def _is_there(self, attempt: _Attempt) -> bool:
         """Whether an attempt that failed has published its entry all the same."""
+        layout, number = self._store.layout, attempt.number
         try:
-            return number > 0 and read_start(self._store.layout, self.name, number).mark == self._mark
+            is_its = number > 0 and read_start(layout, self.name, number).mark == attempt.mark
+            return is_its and _is_in_line(layout, self.name, number, attempt.mark)
         except (FormatError, OSError):
             return False
 
-    def _link(self) -> int:
-        """Publish the changes as the next entry of the line, and return its number."""
-        layout, changes = self._store.layout, self._changes
+    def _link(self, attempt: _Attempt) -> int:
+        """Publish changes as the next entry of the line, and return its number."""
+        layout, changes = self._store.layout, attempt.changes
         keys = [key for change in changes.values() for cells in change.parts.values() for key in cells]
 
         def samples_of(lost: set[Key]) -> list[str]:
             return [sample for sample, change in changes.items() if any(lost.intersection(cells) for cells in change.parts.values())]
 
         def publish_as(number: int, before: Entry) -> bool:
-            self._tried = number
-            entry = Entry("changes", self._mark, before.mark, before.above + len(changes), changes)
+            attempt.number = number
+            entry = Entry("changes", attempt.mark, before.mark, before.above + len(changes), changes)
             return publish(layout, layout.entry(self.name, number), encode_entry(self.name, number, entry), read_only=True)
 
         named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), samples_of)
-        return _link_entry(self._store, _Next(self.name, self._began, self._mark, publish_as), named)
+        return _link_entry(self._store, _Next(self.name, self._began, attempt.mark, publish_as), named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +240,18 @@ def _link_entry(store: "Store", entry: _Next, named: _Named) -> int:
     layout = store.layout
     for _try in range(_TRIES):
         line = list_line(layout, entry.name)
-        if line.dropped > entry.began:
+        last = _last_entry(layout, line)
+        if line.dropped > entry.began or last.what == "dropped":
             raise BadInput(f"the data set {entry.name!r} in {layout.root} was dropped meanwhile: begin a new session", option="name")
         _check_keys(store, entry.name, named)
         number = line.highest + 1
-        if entry.publish_as(number, _last_entry(layout, line)) and _is_in_line(layout, entry.name, number, entry.mark):
+        if entry.publish_as(number, last) and _is_in_line(layout, entry.name, number, entry.mark):
             return number
-    raise _too_busy(layout, entry.name)
+    raise _too_busy(layout, entry.name, _TRIES)
 
 
-def _too_busy(layout: Layout, name: str) -> Incomplete:
-    return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {_TRIES} times; run the same again")
+def _too_busy(layout: Layout, name: str, tries: int) -> Incomplete:
+    return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {tries} times; run the same again")
 
 
 def _last_entry(layout: Layout, line: Line) -> Entry:
@@ -270,60 +308,96 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
         raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
 
 
-def _begin(layout: Layout, name: str, made: Made) -> int:
-    """Return the highest number of a data set of this kind, which is begun with an empty table if there is none. Raises BadInput."""
-    while True:
+def _begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
+    """Return the highest number and the id of the line of a data set of this kind, which is begun with an empty table if there is none.
+
+    Raises BadInput if something else made it, or is making it.
+    """
+    for _try in range(_TRIES):
         line = list_line(layout, name)
-        there = kind_of(layout, name)
-        if there is not None and there != made:
-            why = f"the data set {name!r} in {layout.root} {MADE[there]}"
+        there = newest_header(layout, name)
+        if there is not None and _last_entry(layout, line).what == "dropped":
+            mark_dropped(layout, name, line.highest)  # `drop` was killed after it ended the line
+            continue
+        if there is not None and there["made"] != made:
+            why = f"the data set {name!r} in {layout.root} {MADE[there['made']]}"
             raise BadInput(f"{why}: choose another name, or drop it", option="name")
         if there is not None:
-            return line.highest
+            return line.highest, there.get("line", "")
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):
             raise BadInput(f"{layout.root}: {unfinished.in_words(layout)}; choose another name for what you publish", option="name")
-        publish_draft(layout, draft_of(Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made)), after=line.highest)
+        empty = Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made, line=secrets.token_hex(16))
+        publish_draft(layout, draft_of(empty), after=line.highest)
+    raise _too_busy(layout, name, _TRIES)
 
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
     """Publish a whole table: these rows alone, or with `update` these over what is there. Returns the generation."""
-    layout, given, mark = store.layout, Rows.read(rows), secrets.token_hex(16)
+    layout, name, given = store.layout, as_stored(name), Rows.read(rows)
     named = _Named(np.concatenate([np.empty((0, KEY_BYTES), np.uint8), *(given.lists(part)[1] for part in given.parts)]), given.samples_of)
-    _check_keys(store, name, named)
-    began = _begin(layout, name, "published")
-    while True:
-        before = read_data_set(layout, name)
-        table = _laid_over(before, given) if update else given.catalog
-        draft = draft_of(replace(table, name=name, made="published"))
+    if update:
+        _check_cells(rows, given)
+    if not update or newest_header(layout, name) is None:
+        _check_keys(store, name, named)  # before a data set is begun
+    changes = _changes_of(given) if update else {}
+    if update and not given.catalog.values and all(change.parts for change in changes.values()):
+        number = Session(store, name).publish(changes)
+        with suppress(WriteFailed):  # it is published: the next fold makes the table
+            return make_table(layout, name)
+        return number
+    began, line = _begin(layout, name, "published")
+    mark = secrets.token_hex(16)
+    for _try in range(_UPDATE_TRIES):
+        before = read_data_set(layout, name) if update else None
+        table = given.catalog if before is None else _laid_over(before, given, changes)
+        draft = draft_of(replace(table, name=name, made="published", line=line))
+        above = max(1, len(given))  # so that the next fold makes the table, if this process is killed before
 
-        def publish_as(number: int, last: Entry, draft: Draft = draft, read: int = before.generation) -> bool:
-            if update and number != read + 1:
+        def publish_as(number: int, last: Entry, draft: Draft = draft, before: Catalog | None = before, above: int = above) -> bool:
+            if before is not None and number != before.generation + 1:
                 raise _Overtaken
-            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": 0})
+            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": above})
             return publish(layout, layout.entry(name, number), chunks, read_only=True)
 
         with suppress(_Overtaken):
             number = _link_entry(store, _Next(name, began, mark, publish_as), named)
-            publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
+            with suppress(WriteFailed):
+                publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
+    raise _too_busy(layout, name, _UPDATE_TRIES)
+
+
+def _check_cells(rows: Any, given: Rows) -> None:
+    """Raise BadInput if a mapping has an empty cell: laid over a row, it would not say whether the part stays."""
+    for part, column in zip(given.parts, given.catalog.columns, strict=True) if isinstance(rows, Mapping) else ():
+        for row, sample in enumerate(given.ids):
+            if column.count(row) == 0 and part in rows[sample]:
+                takes = f"`session.set({sample!r}, {part}=[])` takes the part away, and leaving it out lets it stay"
+                raise BadInput(f"rows[{sample!r}][{part!r}] has no key: {takes}", option="rows")
+
+
+def _changes_of(given: Rows) -> Changes:
+    """Return the cells that rows have as changes."""
+    parts = [(part, column.row_keys) for part, column in zip(given.parts, given.catalog.columns, strict=True)]
+    changes: Changes = {}
+    for row, sample in enumerate(given.ids):
+        cells = {part: tuple(key for key in keys_of(row) if key is not None) for part, keys_of in parts}
+        changes[sample] = RowChange(parts={part: keys for part, keys in cells.items() if keys})
+    return changes
 
 
 class _Overtaken(Exception):
     """Another process published since the rows were read."""
 
 
-def _laid_over(before: Catalog, given: Rows) -> Catalog:
-    """Return a table with rows over it: the parts and columns that they have are set."""
-    parts = [(part, column.row_keys) for part, column in zip(given.parts, given.catalog.columns, strict=True)]
-    changes: Changes = {}
-    for row, sample in enumerate(given.ids):
-        cells = {part: tuple(key for key in keys_of(row) if key is not None) for part, keys_of in parts}
-        changes[sample] = RowChange(parts={part: keys for part, keys in cells.items() if keys} or dict.fromkeys(given.parts, ()))
-    laid = lay(before, changes)
+def _laid_over(before: Catalog, given: Rows, changes: Changes) -> Catalog:
+    """Return a table with rows over it: the parts and columns that they have are set. A new row without keys is made too."""
+    bare = {sample for sample, change in changes.items() if not change.parts}.difference(before.ids)
+    laid = lay(before, {**changes, **{sample: RowChange(parts={"": ()}) for sample in given.ids if sample in bare}})
     row_of = {sample: row for row, sample in enumerate(laid.ids) if sample in changes}
     values = dict(laid.values)
     for name, column in given.catalog.values.items():
-        kind, there = kind_of_values(column), values.get(name)
+        kind, there = kind_of_values(column), values.get(name) if len(before) else None
         if there is not None and kind_of_values(there) != kind:
             raise BadInput(f"the column {name!r} holds {KINDS[kind_of_values(there)]}, but the new rows have {KINDS[kind]}", option="rows")
         listed = [FILLERS[kind]] * len(laid) if there is None else list(there)
@@ -374,7 +448,7 @@ def publish_bare(layout: Layout, name: str, what: Literal["fence", "dropped"]) -
         chunks = encode_entry(name, number, Entry(what, mark, before.mark, before.above))
         if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
             return number
-    raise _too_busy(layout, name)
+    raise _too_busy(layout, name, _TRIES)
 
 
 def rows_above(layout: Layout, name: str) -> int:
@@ -385,9 +459,15 @@ def rows_above(layout: Layout, name: str) -> int:
 
 def kind_of(layout: Layout, name: str) -> Made | None:
     """Return what made a data set; None if there is none. Raises FormatError if its newest table is damaged."""
+    header = newest_header(layout, name)
+    return None if header is None else header["made"]
+
+
+def newest_header(layout: Layout, name: str) -> Mapping[str, Any] | None:
+    """Return the header of the newest table of a data set; None if there is none. Raises FormatError if it is damaged."""
     for number in reversed(list_line(layout, name).tables):
         with suppress(FileNotFoundError):
-            return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
+            return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)
     return None
 
 

@@ -104,7 +104,7 @@ class Store(Reader):
 
         Args:
             name: the data set's name, such as "train/dino".
-            rows: `cs.Rows`, or `{id: {part: key or keys}}`.
+            rows: `cs.Rows`, or `{id: {part: key or keys}}`. Of rows of a data set that `precompute` made, ids and keys are taken.
             update: lay these rows over those that are there: parts and columns that they do not name stay. Otherwise they replace all.
 
         Raises:
