@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.arguments import as_mapping, as_text, refuse
-from cachestore.core.errors import FormatError, MissingEntry
+from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
@@ -56,9 +56,15 @@ class Files:
         contents = [bytes(raw[tensor][2]) for tensor in sorted(raw)]
         content = digest_parts("cachestore-files", self.name, canonical(specs), canonical(value), *contents)
         key = Key(content[:KEY_BYTES])
-        if key not in self._store:
-            self._session.put(key, raw, value)
         self._session.set(_name_of(path), **{_PART: key})
+        if key in self._store:
+            try:
+                self._session.flush()
+            except BadInput:  # `gc` has removed the value since the store was opened or refreshed here
+                self._store.refresh()
+            else:
+                return
+        self._session.put(key, raw, value)
         self._session.flush()
 
     def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from cachestore.core.arguments import as_mapping, as_text
-from cachestore.core.errors import BadInput, CorruptEntry, FormatError, Incomplete, MissingEntry
+from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, FormatError, Incomplete, MissingEntry, WriteFailed
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
@@ -65,6 +65,8 @@ KINDS: Final[Mapping[Kind, str]] = {"whole": "whole numbers", "float": "floats",
 
 _TABLE_ROWS: Final = 4096
 """A flush makes no table for fewer rows than this."""
+_BEGIN_TRIES: Final = 20
+"""How often a session looks whether there is a data set, while others begin and drop it."""
 _TRIES: Final = 10_000
 """How often a flush tries to get a number, while others are faster."""
 
@@ -122,19 +124,14 @@ class Session:
             if not self._changes:
                 return list_line(layout, self.name).highest
             number = self._tried if self._is_there(self._tried) else self._link()
-            above = read_start(layout, self.name, number).above
             self._changes, self._mark, self._tried = Changes(), secrets.token_hex(16), 0
-            make_blocks(layout, self.name, number)
-            if above >= _TABLE_ROWS and 2 * above >= _table_rows(layout, self.name):
-                make_table(layout, self.name)
+            _fold(layout, self.name, number, least_rows=_TABLE_ROWS, share=2)
         return number
 
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
-        self.flush()
-        above = rows_above(self._store.layout, self.name)
-        if above and 8 * above >= _table_rows(self._store.layout, self.name):
-            make_table(self._store.layout, self.name)
+        number = self.flush()
+        _fold(self._store.layout, self.name, number, least_rows=1, share=8)
 
     def __enter__(self) -> "Self":
         self._appender.__enter__()
@@ -154,9 +151,11 @@ class Session:
             self._store.take_newer({segment.digest: segment.contents for segment in published})
 
     def _is_there(self, number: int) -> bool:
-        """Whether an attempt that failed has published its entry all the same."""
+        """Whether an attempt that failed has published its entry all the same, as part of the line."""
         try:
-            return number > 0 and read_start(self._store.layout, self.name, number).mark == self._mark
+            layout = self._store.layout
+            is_ours = number > 0 and read_start(layout, self.name, number).mark == self._mark
+            return is_ours and _is_in_line(layout, self.name, number, self._mark)
         except (FormatError, OSError):
             return False
 
@@ -232,10 +231,12 @@ def _last_entry(layout: Layout, line: Line) -> Entry:
 def _is_in_line(layout: Layout, name: str, number: int, mark: str) -> bool:
     """Whether a published entry is part of the line: it is the last, or the next one names it.
 
-    If not, this process slept while others went on, and its number was free because what they had published there was removed.
+    If not, this process slept while others went on, and its number was free because what they had published there was removed. The number
+    of the newest table stays taken, as no entry of that number is removed.
     """
-    if list_line(layout, name).highest == number:
-        return True
+    line = list_line(layout, name)
+    if line.highest == number or number <= line.dropped:
+        return number > line.dropped
     try:
         return read_start(layout, name, number + 1).before == mark
     except FileNotFoundError:
@@ -271,8 +272,11 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
 
 
 def _begin(layout: Layout, name: str, made: Made) -> int:
-    """Return the highest number of a data set of this kind, which is begun with an empty table if there is none. Raises BadInput."""
-    while True:
+    """Return the highest number of a data set of this kind, which is begun with an empty table if there is none.
+
+    Raises BadInput, and FormatError if all tables of a data set are lost: an empty one above its entries would hide them.
+    """
+    for _try in range(_BEGIN_TRIES):
         line = list_line(layout, name)
         there = kind_of(layout, name)
         if there is not None and there != made:
@@ -280,9 +284,13 @@ def _begin(layout: Layout, name: str, made: Made) -> int:
             raise BadInput(f"{why}: choose another name, or drop it", option="name")
         if there is not None:
             return line.highest
+        if line.tables or line.entries or line.blocks:  # dropped meanwhile
+            continue
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):
             raise BadInput(f"{layout.root}: {unfinished.in_words(layout)}; choose another name for what you publish", option="name")
         publish_draft(layout, draft_of(Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made)), after=line.highest)
+    lost = f"the data set {name!r} in {layout.root} has entries, but every generation of it is gone"
+    raise FormatError(f"{lost}: put one back from a copy of the store, or choose another name")
 
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
@@ -299,12 +307,13 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
         def publish_as(number: int, last: Entry, draft: Draft = draft, read: int = before.generation) -> bool:
             if update and number != read + 1:
                 raise _Overtaken
-            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": 0})
+            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": len(draft.catalog)})
             return publish(layout, layout.entry(name, number), chunks, read_only=True)
 
         with suppress(_Overtaken):
             number = _link_entry(store, _Next(name, began, mark, publish_as), named)
-            publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
+            with suppress(WriteFailed):  # the rows are there: a later fold makes the table
+                publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
 
 
@@ -331,6 +340,18 @@ def _laid_over(before: Catalog, given: Rows) -> Catalog:
             listed[row_of[sample]] = value
         values[name] = typed_values(listed, kind)
     return replace(laid, values=values)
+
+
+def _fold(layout: Layout, name: str, number: int, *, least_rows: int, share: int) -> None:
+    """Make blocks that end with an entry, and a table if at least so many rows, and a `share`-th of the table's, are above the newest one.
+
+    Never raises: what was flushed is there without them, and a later fold makes what could not be made now.
+    """
+    with suppress(CacheStoreError, OSError):
+        make_blocks(layout, name, number)
+        rows = rows_above(layout, name)
+        if rows >= least_rows and share * rows >= _table_rows(layout, name):
+            make_table(layout, name)
 
 
 def make_table(layout: Layout, name: str) -> int:
@@ -385,9 +406,12 @@ def rows_above(layout: Layout, name: str) -> int:
 
 def kind_of(layout: Layout, name: str) -> Made | None:
     """Return what made a data set; None if there is none. Raises FormatError if its newest table is damaged."""
-    for number in reversed(list_line(layout, name).tables):
-        with suppress(FileNotFoundError):
-            return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
+    for _try in range(_BEGIN_TRIES):
+        for number in reversed(list_line(layout, name).tables):
+            with suppress(FileNotFoundError):  # a newer one has taken its place: list again
+                return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
+        if not list_line(layout, name).tables:
+            break
     return None
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cachestore as cs
+from cachestore.care.collect import collect, drop
 from cachestore.core.errors import BadInput, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.store.format.line import list_line, read_start
@@ -333,6 +334,125 @@ def test_a_flush_that_failed_after_its_link_is_not_published_twice(store, monkey
         other.set("a", x=KEYS[1])
     session.flush()
     assert rows(store) == {"a": {"x": KEYS[1]}}
+
+
+def test_a_number_of_the_newest_table_is_never_free_for_a_process_that_slept(store, monkeypatch):
+    """Once gc had removed the fence of the newest table, such a process linked its entry there and acknowledged what nobody reads."""
+    from tests.care.test_lines import later
+
+    with store.session("own") as session:
+        session.set("old", x=KEYS[0])
+    listed, slept = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        if not slept:
+            slept.append(1)
+            publish_bare(layout, name, "fence")
+            make_table(layout, name)
+            later(store)
+            collect(layout.root, apply=True, keep=1)
+            assert found.highest < list_line(layout, name).highest
+        return found
+
+    sleeper = store.session("own")
+    sleeper.set("late", x=KEYS[2])
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    sleeper.flush()
+    assert list(rows(store)) == ["old", "late"]
+
+
+def test_an_entry_at_the_end_of_a_dropped_line_is_not_acknowledged(store, monkeypatch):
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    listed, slept = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        if not slept:
+            slept.append(1)
+            drop(layout.root, name)
+        return found
+
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    with pytest.raises(BadInput):
+        session.flush()
+
+
+def test_a_failed_entry_that_is_not_part_of_the_line_is_published_again(store, monkeypatch):
+    """Its link was made and its folder not synced; and its number was free because gc had removed what others had published there."""
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    published = publishing.publish
+
+    def sleep_then_fail(layout, path, *arguments, **options):
+        monkeypatch.setattr(publishing, "publish", published)
+        fences = [publish_bare(layout, "own", "fence") for _time in range(3)]
+        make_table(layout, "own")
+        for fence in fences[:2]:
+            layout.entry("own", fence).unlink()
+        assert published(layout, path, *arguments, **options)
+        raise WriteFailed("the folder could not be synced")
+
+    monkeypatch.setattr(publishing, "publish", sleep_then_fail)
+    with pytest.raises(WriteFailed):
+        session.flush()
+    session.flush()
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+def test_a_session_begins_no_empty_table_above_one_that_takes_the_place_of_another(store, monkeypatch):
+    """A session listed table 1; before it read that, gc made table 2 and removed the first. Its empty table 3 hid all rows."""
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    session.flush()
+    listed, looks = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        looks.append(1)
+        if len(looks) == 2:
+            make_table(layout, name)
+            for number in found.tables:
+                layout.catalog(name, number).unlink()
+        return found
+
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    store.session("own")
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+def test_a_data_set_whose_tables_are_all_lost_is_not_begun_anew(store):
+    with store.session("own") as session:
+        session.set("a", x=KEYS[0])
+    before = names(store)
+    for number in list_line(store.layout, "own").tables:
+        store.layout.catalog("own", number).unlink()
+    with pytest.raises(cs.FormatError):
+        store.session("own")
+    assert set(names(store)) < set(before)
+
+
+@pytest.mark.parametrize("call", ["flush", "close", "publish"])
+def test_rows_that_are_published_count_though_no_table_can_be_made_of_them(store, monkeypatch, call):
+    def refuse(*_arguments, **_options):
+        raise WriteFailed("there is no room")
+
+    session = store.session("own")
+    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    monkeypatch.setattr(publishing, "publish_draft", refuse)
+    monkeypatch.setattr(publishing, "publish_link", refuse)
+    session.set("a", x=KEYS[0])
+    if call == "publish":
+        number = store.publish("own", {"a": {"x": KEYS[0]}})
+    else:
+        number = session.flush() if call == "flush" else session.close()
+    monkeypatch.undo()
+    assert rows(store, number=number) == {"a": {"x": KEYS[0]}}
+    assert len(list_line(store.layout, "own").tables) == 1
+    collect(store.layout.root, apply=True)
+    assert len(list_line(store.layout, "own").tables) == 2, "a later fold makes it"
+    assert rows(store) == {"a": {"x": KEYS[0]}}
 
 
 def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store):
