@@ -56,10 +56,10 @@ class Compacted:
 
 
 def choose_groups(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Group]:
-    """Choose what to rewrite, from a snapshot for planning. Leaves out unfinished passes, values that a session may not have named yet, and
-    segments for which rewriting gains nothing.
+    """Choose what to rewrite, from a snapshot for planning.
 
-    Entries of writers and entries of passes never come into one segment: they must stay distinguishable.
+    Leaves out unfinished passes, values that a session may not have named yet, and segments for which rewriting gains nothing. Entries
+    of writers and entries of passes never come into one segment: they must stay distinguishable.
     """
     streams: dict[str, list[Usage]] = {}
     now = time.time()

@@ -17,6 +17,7 @@ from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, Form
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
+from cachestore.files.locks import locked
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import BlockName, Layout, encode_name
 from cachestore.files.publish import publish, publish_link
@@ -41,6 +42,8 @@ from cachestore.store.format.line import (
     read_start,
     typed_values,
 )
+from cachestore.store.format.line import FORMAT as CHANGES_FORMAT
+from cachestore.store.format.line import VERSION as CHANGES_VERSION
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.read.rows import Rows, cell_of, read_data_set
@@ -299,7 +302,7 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
     named = _Named(np.concatenate([np.empty((0, KEY_BYTES), np.uint8), *(given.lists(part)[1] for part in given.parts)]), given.samples_of)
     _check_keys(store, name, named)
     began = _begin(layout, name, "published")
-    while True:
+    for _try in range(_TRIES):
         before = read_data_set(layout, name)
         table = _laid_over(before, given) if update else given.catalog
         draft = draft_of(replace(table, name=name, made="published"))
@@ -315,6 +318,7 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
             with suppress(WriteFailed):  # the rows are there: a later fold makes the table
                 publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
+    raise _too_busy(layout, name)
 
 
 class _Overtaken(Exception):
@@ -347,11 +351,17 @@ def _fold(layout: Layout, name: str, number: int, *, least_rows: int, share: int
 
     Never raises: what was flushed is there without them, and a later fold makes what could not be made now.
     """
+
+    def is_due() -> bool:
+        rows = rows_above(layout, name)
+        return rows >= least_rows and share * rows >= _table_rows(layout, name)
+
     with suppress(CacheStoreError, OSError):
         make_blocks(layout, name, number)
-        rows = rows_above(layout, name)
-        if rows >= least_rows and share * rows >= _table_rows(layout, name):
-            make_table(layout, name)
+        if is_due():
+            with locked(layout.lock("table"), seconds=0, mode=layout.mode):  # or all that flush meanwhile would make one each
+                if is_due():
+                    make_table(layout, name)
 
 
 def make_table(layout: Layout, name: str) -> int:
@@ -401,7 +411,16 @@ def publish_bare(layout: Layout, name: str, what: Literal["fence", "dropped"]) -
 def rows_above(layout: Layout, name: str) -> int:
     """Return how many rows the entries above the newest table change, at least."""
     line = list_line(layout, name)
-    return 0 if line.highest in line.tables else _last_entry(layout, line).above
+    newest = max(line.tables, default=0)
+    if line.highest <= newest:
+        return 0
+    rows = _last_entry(layout, line).above
+    with suppress(FormatError, OSError):
+        # The table may have been made after the next entry was linked: then its rows are counted from an earlier table on.
+        before, following = read_start(layout, name, newest), read_start(layout, name, newest + 1)
+        own = len(open_table(layout.entry(name, newest + 1), CHANGES_FORMAT, CHANGES_VERSION).strings("ids"))
+        rows -= before.above if following.above > own else 0
+    return rows
 
 
 def kind_of(layout: Layout, name: str) -> Made | None:

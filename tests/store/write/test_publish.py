@@ -15,9 +15,11 @@ import cachestore as cs
 from cachestore.care.collect import collect, drop
 from cachestore.core.errors import BadInput, WriteFailed
 from cachestore.core.keys import Key
+from cachestore.files.locks import locked
 from cachestore.store.format.line import list_line, read_start
-from cachestore.store.read.rows import Rows
+from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.write import publish as publishing
+from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.publish import make_table, publish_bare
 from tests import fakes
 
@@ -204,6 +206,40 @@ def test_a_flush_makes_a_table_when_half_of_the_rows_are_new_and_enough(store, m
         tables = list_line(store.layout, "own").tables
     assert 5 <= len(tables) <= 9
     assert len(rows(store)) == 100
+
+
+def test_rows_above_a_table_are_counted_though_it_was_made_after_later_entries(store):
+    """They were counted from an older table on, for ever, as long as others flushed: every flush made a table."""
+    session = store.session("own")
+    states = []
+    for number in range(6):
+        session.set(f"s{number}", x=KEYS[0])
+        session.flush()
+        states.append(read_data_set(store.layout, "own"))
+    before = states[3]
+    assert publishing.rows_above(store.layout, "own") == 6
+    publish_draft(store.layout, draft_of(before), after=before.generation - 1)
+    assert publishing.rows_above(store.layout, "own") == 2
+    publish_bare(store.layout, "own", "fence")
+    assert publishing.rows_above(store.layout, "own") == 2
+    make_table(store.layout, "own")
+    assert publishing.rows_above(store.layout, "own") == 0
+    session.set("more", x=KEYS[0])
+    session.flush()
+    assert publishing.rows_above(store.layout, "own") == 1
+
+
+def test_a_flush_makes_no_table_while_another_process_makes_one(store, monkeypatch):
+    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    with locked(store.layout.lock("table"), seconds=0):
+        session.flush()
+        assert len(list_line(store.layout, "own").tables) == 1
+    session.set("b", x=KEYS[0])
+    session.flush()
+    assert len(list_line(store.layout, "own").tables) == 2
+    assert list(rows(store)) == ["a", "b"]
 
 
 def test_one_row_more_is_one_small_file(store):
@@ -443,10 +479,8 @@ def test_rows_that_are_published_count_though_no_table_can_be_made_of_them(store
     monkeypatch.setattr(publishing, "publish_draft", refuse)
     monkeypatch.setattr(publishing, "publish_link", refuse)
     session.set("a", x=KEYS[0])
-    if call == "publish":
-        number = store.publish("own", {"a": {"x": KEYS[0]}})
-    else:
-        number = session.flush() if call == "flush" else session.close()
+    publish = {"flush": session.flush, "close": session.close, "publish": lambda: store.publish("own", {"a": {"x": KEYS[0]}})}[call]
+    number = publish()
     monkeypatch.undo()
     assert rows(store, number=number) == {"a": {"x": KEYS[0]}}
     assert len(list_line(store.layout, "own").tables) == 1
