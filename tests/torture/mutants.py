@@ -174,6 +174,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "        if entry.publish_as(number, _last_entry(layout, line)):\n",
         *_PUBLISH,
     ),
+    "value that went meanwhile": Mutant(
+        "store/write/files.py", "            except BadInput:", "            except ZeroDivisionError:", "files", 60
+    ),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }
 
