@@ -42,9 +42,12 @@ def keys_of_entries(layout: Layout, name: str, *, now: float) -> Iterator[Key]:
 
 
 def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: float) -> list[Path]:
-    """The entries and blocks that the second newest of the kept tables covers and that are older than a day, lowest first."""
+    """The entries and blocks that the second newest of the kept tables covers and that are older than a day, lowest first.
+
+    If one table is kept, those below it. The entry with the number of the newest table stays: a process that slept must not get its number.
+    """
     line = list_line(layout, name)
-    covered = kept[-2:][0] if kept else 0
+    covered = kept[-2] if len(kept) > 1 else max(kept, default=0) - 1
     numbers: list[tuple[int, int | BlockName]] = [(number, number) for number in line.entries if number <= covered]
     numbers += [(block.first, block) for block in line.blocks if block.last <= covered]
     paths = [path_of(layout, name, number) for _first, number in sorted(numbers, key=lambda each: each[0])]

@@ -56,14 +56,16 @@ class Files:
         contents = [bytes(raw[tensor][2]) for tensor in sorted(raw)]
         content = digest_parts("cachestore-files", self.name, canonical(specs), canonical(value), *contents)
         key = Key(content[:KEY_BYTES])
-        if key not in self._store:
-            self._session.put(key, raw, value)
         self._session.set(_name_of(path), **{_PART: key})
-        try:
-            self._session.flush()
-        except BadInput:  # it was there when the store was opened or refreshed, and `gc` has removed it since
-            self._session.put(key, raw, value)
-            self._session.flush()
+        if key in self._store:
+            try:
+                self._session.flush()
+            except BadInput:  # `gc` has removed the value since the store was opened or refreshed here
+                self._store.refresh()
+            else:
+                return
+        self._session.put(key, raw, value)
+        self._session.flush()
 
     def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
         """Return the tensors at a path as torch tensors. Raises MissingEntry if there is no such file, CorruptEntry if it is damaged."""

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from cachestore.core.arguments import as_mapping, as_text
-from cachestore.core.errors import BadInput, CorruptEntry, FormatError, Incomplete, MissingEntry, WriteFailed
+from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, FormatError, Incomplete, MissingEntry, WriteFailed
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
+from cachestore.files.locks import locked
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import BlockName, Layout, as_stored
 from cachestore.files.publish import publish, publish_link
@@ -42,6 +43,8 @@ from cachestore.store.format.line import (
     read_start,
     typed_values,
 )
+from cachestore.store.format.line import FORMAT as CHANGES_FORMAT
+from cachestore.store.format.line import VERSION as CHANGES_VERSION
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.read.rows import Rows, cell_of, read_data_set
@@ -66,6 +69,8 @@ KINDS: Final[Mapping[Kind, str]] = {"whole": "whole numbers", "float": "floats",
 
 _TABLE_ROWS: Final = 4096
 """A flush makes no table for fewer rows than this."""
+_BEGIN_TRIES: Final = 20
+"""How often a session looks whether there is a data set, while others begin and drop it."""
 _TRIES: Final = 10_000
 """How often a flush tries to get a number, while others are faster."""
 _UPDATE_TRIES: Final = 100
@@ -148,11 +153,7 @@ class Session:
                 return list_line(layout, self.name).highest
             number = self._link(self._attempt)
             self._attempt = _Attempt()
-            with suppress(WriteFailed, FormatError):  # it is published: a later flush or `compact` makes what follows from it
-                above = read_start(layout, self.name, number).above
-                make_blocks(layout, self.name, number)
-                if above >= _TABLE_ROWS and 2 * above >= _table_rows(layout, self.name):
-                    make_table(layout, self.name)
+            _fold(layout, self.name, number, least_rows=_TABLE_ROWS, share=2)
         return number
 
     def publish(self, changes: Changes) -> int:
@@ -164,11 +165,8 @@ class Session:
 
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
-        self.flush()
-        with noticing_its_end(self._store.layout), suppress(WriteFailed, FormatError):  # as in `flush`
-            above = rows_above(self._store.layout, self.name)
-            if above and 8 * above >= _table_rows(self._store.layout, self.name):
-                make_table(self._store.layout, self.name)
+        number = self.flush()
+        _fold(self._store.layout, self.name, number, least_rows=1, share=8)
 
     def __enter__(self) -> "Self":
         self._appender.__enter__()
@@ -270,10 +268,12 @@ def _last_entry(layout: Layout, line: Line) -> Entry:
 def _is_in_line(layout: Layout, name: str, number: int, mark: str) -> bool:
     """Whether a published entry is part of the line: it is the last, or the next one names it.
 
-    If not, this process slept while others went on, and its number was free because what they had published there was removed.
+    If not, this process slept while others went on, and its number was free because what they had published there was removed. The number
+    of the newest table stays taken, as no entry of that number is removed.
     """
-    if list_line(layout, name).highest == number:
-        return True
+    line = list_line(layout, name)
+    if line.highest == number or number <= line.dropped:
+        return number > line.dropped
     try:
         return read_start(layout, name, number + 1).before == mark
     except FileNotFoundError:
@@ -311,9 +311,10 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
 def _begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
     """Return the highest number and the id of the line of a data set of this kind, which is begun with an empty table if there is none.
 
-    Raises BadInput if something else made it, or is making it.
+    Raises BadInput if something else made it, or is making it, and FormatError if all its tables are lost: an empty one above its entries
+    would hide them.
     """
-    for _try in range(_TRIES):
+    for _try in range(_BEGIN_TRIES):
         line = list_line(layout, name)
         there = newest_header(layout, name)
         if there is not None and _last_entry(layout, line).what == "dropped":
@@ -324,11 +325,14 @@ def _begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
             raise BadInput(f"{why}: choose another name, or drop it", option="name")
         if there is not None:
             return line.highest, there.get("line", "")
+        if line.tables or line.entries or line.blocks:  # dropped meanwhile
+            continue
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):
             raise BadInput(f"{layout.root}: {unfinished.in_words(layout)}; choose another name for what you publish", option="name")
         empty = Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made, line=secrets.token_hex(16))
         publish_draft(layout, draft_of(empty), after=line.highest)
-    raise _too_busy(layout, name, _TRIES)
+    lost = f"the data set {name!r} in {layout.root} has entries, but every generation of it is gone"
+    raise FormatError(f"{lost}: put one back from a copy of the store, or choose another name")
 
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
@@ -351,12 +355,11 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
         before = read_data_set(layout, name) if update else None
         table = given.catalog if before is None else _laid_over(before, given, changes)
         draft = draft_of(replace(table, name=name, made="published", line=line))
-        above = max(1, len(given))  # so that the next fold makes the table, if this process is killed before
 
-        def publish_as(number: int, last: Entry, draft: Draft = draft, before: Catalog | None = before, above: int = above) -> bool:
+        def publish_as(number: int, last: Entry, draft: Draft = draft, before: Catalog | None = before) -> bool:
             if before is not None and number != before.generation + 1:
                 raise _Overtaken
-            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": above})
+            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": max(1, len(draft.catalog))})
             return publish(layout, layout.entry(name, number), chunks, read_only=True)
 
         with suppress(_Overtaken):
@@ -407,6 +410,24 @@ def _laid_over(before: Catalog, given: Rows, changes: Changes) -> Catalog:
     return replace(laid, values=values)
 
 
+def _fold(layout: Layout, name: str, number: int, *, least_rows: int, share: int) -> None:
+    """Make blocks that end with an entry, and a table if at least so many rows, and a `share`-th of the table's, are above the newest one.
+
+    Never raises: what was flushed is there without them, and a later fold makes what could not be made now.
+    """
+
+    def is_due() -> bool:
+        rows = rows_above(layout, name)
+        return rows >= least_rows and share * rows >= _table_rows(layout, name)
+
+    with suppress(CacheStoreError, OSError):
+        make_blocks(layout, name, number)
+        if is_due():
+            with locked(layout.lock("table"), seconds=0, mode=layout.mode):  # or all that flush meanwhile would make one each
+                if is_due():
+                    make_table(layout, name)
+
+
 def make_table(layout: Layout, name: str) -> int:
     """Publish a data set as it is now as a generation, unless there is one already. Returns its number."""
     catalog = read_data_set(layout, name)
@@ -454,7 +475,16 @@ def publish_bare(layout: Layout, name: str, what: Literal["fence", "dropped"]) -
 def rows_above(layout: Layout, name: str) -> int:
     """Return how many rows the entries above the newest table change, at least."""
     line = list_line(layout, name)
-    return 0 if line.highest in line.tables else _last_entry(layout, line).above
+    newest = max(line.tables, default=0)
+    if line.highest <= newest:
+        return 0
+    rows = _last_entry(layout, line).above
+    with suppress(FormatError, OSError):
+        # The table may have been made after the next entry was linked: then its rows are counted from an earlier table on.
+        before, following = read_start(layout, name, newest), read_start(layout, name, newest + 1)
+        own = len(open_table(layout.entry(name, newest + 1), CHANGES_FORMAT, CHANGES_VERSION).strings("ids"))
+        rows -= before.above if following.above > own else 0
+    return rows
 
 
 def kind_of(layout: Layout, name: str) -> Made | None:
@@ -465,9 +495,12 @@ def kind_of(layout: Layout, name: str) -> Made | None:
 
 def newest_header(layout: Layout, name: str) -> Mapping[str, Any] | None:
     """Return the header of the newest table of a data set; None if there is none. Raises FormatError if it is damaged."""
-    for number in reversed(list_line(layout, name).tables):
-        with suppress(FileNotFoundError):
-            return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)
+    for _try in range(_BEGIN_TRIES):
+        for number in reversed(list_line(layout, name).tables):
+            with suppress(FileNotFoundError):  # a newer one has taken its place: list again
+                return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)
+        if not list_line(layout, name).tables:
+            break
     return None
 
 

@@ -97,3 +97,18 @@ def test_what_was_saved_before_and_collected_since_is_saved_again(store):
             path.unlink()
         files.save("b", {"x": np.ones(2, np.float32)})
         assert files.load("b")["x"].tolist() == [1, 1]
+
+
+def test_a_value_that_gc_removed_meanwhile_is_saved_again(store):
+    """The open store still showed it, and the flush said that the caller should put it first."""
+    from tests.care.test_lines import collected
+
+    files = store.files("own")
+    files.save("a", {"x": np.ones(3, np.float32)})
+    files.remove("a")
+    assert files.glob() == []
+    with cs.open(store.layout.root, mode="a") as other:
+        collected(other, 3, keep=1)
+        assert len(other) == 0
+    files.save("a", {"x": np.ones(3, np.float32)})
+    assert files.load("a")["x"].tolist() == [1, 1, 1]

@@ -19,11 +19,14 @@ from hypothesis import strategies as st
 import cachestore as cs
 from cachestore.care import collect as collecting
 from cachestore.care.lines import tidy_line
+from cachestore.care.collect import collect, drop
 from cachestore.core.errors import BadInput, WriteFailed
 from cachestore.core.keys import Key
+from cachestore.files.locks import locked
 from cachestore.store.format.line import list_line, read_start
-from cachestore.store.read.rows import Rows
+from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.write import publish as publishing
+from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.publish import make_table, publish_bare
 from tests import fakes
 from tests.fakes import asks_for
@@ -220,6 +223,40 @@ def test_a_flush_makes_a_table_when_half_of_the_rows_are_new_and_enough(store, m
     assert len(rows(store)) == 100
 
 
+def test_rows_above_a_table_are_counted_though_it_was_made_after_later_entries(store):
+    """They were counted from an older table on, for ever, as long as others flushed: every flush made a table."""
+    session = store.session("own")
+    states = []
+    for number in range(6):
+        session.set(f"s{number}", x=KEYS[0])
+        session.flush()
+        states.append(read_data_set(store.layout, "own"))
+    before = states[3]
+    assert publishing.rows_above(store.layout, "own") == 6
+    publish_draft(store.layout, draft_of(before), after=before.generation - 1)
+    assert publishing.rows_above(store.layout, "own") == 2
+    publish_bare(store.layout, "own", "fence")
+    assert publishing.rows_above(store.layout, "own") == 2
+    make_table(store.layout, "own")
+    assert publishing.rows_above(store.layout, "own") == 0
+    session.set("more", x=KEYS[0])
+    session.flush()
+    assert publishing.rows_above(store.layout, "own") == 1
+
+
+def test_a_flush_makes_no_table_while_another_process_makes_one(store, monkeypatch):
+    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    with locked(store.layout.lock("table"), seconds=0):
+        session.flush()
+        assert len(list_line(store.layout, "own").tables) == 1
+    session.set("b", x=KEYS[0])
+    session.flush()
+    assert len(list_line(store.layout, "own").tables) == 2
+    assert list(rows(store)) == ["a", "b"]
+
+
 def test_one_row_more_is_one_small_file(store):
     store.publish("own", Rows([f"s{n}" for n in range(1000)], {"x": [KEYS[0]] * 1000}))
     before = set(names(store))
@@ -348,6 +385,126 @@ def test_a_flush_that_failed_after_its_link_is_not_published_twice(store, monkey
         other.set("a", x=KEYS[1])
     session.flush()
     assert rows(store) == {"a": {"x": KEYS[1]}}
+
+
+def test_a_number_of_the_newest_table_is_never_free_for_a_process_that_slept(store, monkeypatch):
+    """Once gc had removed the fence of the newest table, such a process linked its entry there and acknowledged what nobody reads."""
+    from tests.care.test_lines import later
+
+    with store.session("own") as session:
+        session.set("old", x=KEYS[0])
+    listed, slept = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        if not slept:
+            slept.append(1)
+            publish_bare(layout, name, "fence")
+            make_table(layout, name)
+            later(store)
+            collect(layout.root, apply=True, keep=1)
+            assert found.highest < list_line(layout, name).highest
+        return found
+
+    sleeper = store.session("own")
+    sleeper.set("late", x=KEYS[2])
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    sleeper.flush()
+    assert list(rows(store)) == ["old", "late"]
+
+
+def test_an_entry_at_the_end_of_a_dropped_line_is_not_acknowledged(store, monkeypatch):
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    listed, slept = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        if not slept:
+            slept.append(1)
+            drop(layout.root, name)
+        return found
+
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    with pytest.raises(BadInput):
+        session.flush()
+
+
+def test_a_failed_entry_that_is_not_part_of_the_line_is_published_again(store, monkeypatch):
+    """Its link was made and its folder not synced; and its number was free because gc had removed what others had published there."""
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    published = publishing.publish
+
+    def sleep_then_fail(layout, path, *arguments, **options):
+        monkeypatch.setattr(publishing, "publish", published)
+        fences = [publish_bare(layout, "own", "fence") for _time in range(3)]
+        make_table(layout, "own")
+        for fence in fences[:2]:
+            layout.entry("own", fence).unlink()
+        assert published(layout, path, *arguments, **options)
+        raise WriteFailed("the folder could not be synced")
+
+    monkeypatch.setattr(publishing, "publish", sleep_then_fail)
+    with pytest.raises(WriteFailed):
+        session.flush()
+    session.flush()
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+def test_a_session_begins_no_empty_table_above_one_that_takes_the_place_of_another(store, monkeypatch):
+    """A session listed table 1; before it read that, gc made table 2 and removed the first. Its empty table 3 hid all rows."""
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    session.flush()
+    listed, looks = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        looks.append(1)
+        if len(looks) == 2:
+            make_table(layout, name)
+            for number in found.tables:
+                layout.catalog(name, number).unlink()
+        return found
+
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    store.session("own")
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+def test_a_data_set_whose_tables_are_all_lost_is_not_begun_anew(store):
+    with store.session("own") as session:
+        session.set("a", x=KEYS[0])
+    before = names(store)
+    for number in list_line(store.layout, "own").tables:
+        store.layout.catalog("own", number).unlink()
+    with pytest.raises(cs.FormatError):
+        store.session("own")
+    assert set(names(store)) < set(before)
+
+
+@pytest.mark.parametrize("call", ["flush", "close", "publish"])
+def test_rows_that_are_published_count_though_no_table_can_be_made_of_them(store, monkeypatch, call):
+    def refuse(*_arguments, **_options):
+        raise WriteFailed("there is no room")
+
+    session = store.session("own")
+    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    monkeypatch.setattr(publishing, "publish_draft", refuse)
+    monkeypatch.setattr(publishing, "publish_link", refuse)
+    session.set("a", x=KEYS[0])
+    publish = {"flush": session.flush, "close": session.close, "publish": lambda: store.publish("own", {"a": {"x": KEYS[0]}})}[call]
+    number = publish()
+    monkeypatch.undo()
+    assert rows(store, number=number) == {"a": {"x": KEYS[0]}}
+    assert len(list_line(store.layout, "own").tables) == 1
+    collect(store.layout.root, apply=True)
+    assert len(list_line(store.layout, "own").tables) == 2, "a later fold makes it"
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store):
 
 
 @pytest.mark.parametrize("has_links", [True, False])
