@@ -66,9 +66,9 @@ def pytest_collection():
 def pytest_collection_modifyitems(items):
     """Tests of encoding come first and together: one process loads transformers and diffusers and builds tiny models, and not each.
 
-    Then those that share one interpreter with torch.
+    Then those that share one interpreter with torch, and those beside this file, of which several parse the whole package.
     """
-    items.sort(key=lambda item: ("/encode/" not in item.nodeid, "torch_crowd" not in item.fixturenames))
+    items.sort(key=lambda one: ("/encode/" not in one.nodeid, "torch_crowd" not in one.fixturenames, one.nodeid.count("/") > 1))
 
 
 @pytest.fixture(scope="session", autouse=True)

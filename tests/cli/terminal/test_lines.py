@@ -131,7 +131,7 @@ def test_pasted_into_a_script_that_torchrun_starts_each_rank_takes_its_part(tmp_
         ([], ["data = cs.CachedDataset("]),
     ],
 )
-def test_the_command_prints_lines_for_what_it_was_given(tmp_path, makers, capsys, options, wanted):
+def test_the_command_prints_lines_for_what_it_was_given(tmp_path, work_here, capsys, options, wanted):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.txt").write_text("a")
     (tmp_path / "data/a.png").write_bytes(b"a")
