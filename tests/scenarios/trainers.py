@@ -20,7 +20,8 @@ def data_set(path):
 
 
 def run_lines(body):
-    """A part that runs a program as the main module of its process; returns its stdout."""
+    """A part that runs a program as the main module of its process, with these `arguments`; returns its stdout."""
+    sys.argv = ["trainer.py", *body.get("arguments", ())]
     with redirect_stdout(io.StringIO()) as said:
         exec(compile(body["source"], "trainer.py", "exec"), {"__name__": "__main__"})
     return said.getvalue()

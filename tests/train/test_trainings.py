@@ -157,6 +157,7 @@ def test_a_loader_that_accelerate_was_not_given_is_an_error(torch_crowd, train):
 
 
 @with_lightning
+@pytest.mark.slow  # the trainer below goes the same way each time
 def test_fabric_shows_two_ranks_every_sample_once_and_goes_on_where_it_was(lightning_crowd, train, expected):
     """Fabric sets the epoch before each iteration, and counts from 0 in each process."""
     ranks = train(lightning_crowd, "fabric", 2, epochs=2)
