@@ -92,6 +92,8 @@ def draft_of(catalog: Catalog) -> Draft:
     if catalog.prompts:
         header["prompts"] = [list(pair) for pair in catalog.prompts]
     described = {name: header[name] for name in ("name", "made", "recipes", "roles", "columns", "texts", "values") if name in header}
+    if has_sources:  # a pass that makes the rows of an imported data set publishes nothing
+        described["made"] = "precompute"
     rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
     header["digest"] = digest_of([canonical(described), canonical(rows)])
     return Draft(catalog, header, columns)

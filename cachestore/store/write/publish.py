@@ -22,8 +22,8 @@ from cachestore.files.paths import BlockName, Layout, encode_name
 from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests, open_table, read_header
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
+from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
-from cachestore.store.format.catalog import Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.line import (
     BLOCKS,
     FILLERS,
@@ -276,8 +276,7 @@ def _begin(layout: Layout, name: str, made: Made) -> int:
         line = list_line(layout, name)
         there = kind_of(layout, name)
         if there is not None and there != made:
-            why = f"the data set {name!r} in {layout.root} {MADE[there]}"
-            raise BadInput(f"{why}: choose another name, or drop it", option="name")
+            raise _of_another_kind(layout, name, there)
         if there is not None:
             return line.highest
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):
@@ -389,6 +388,22 @@ def kind_of(layout: Layout, name: str) -> Made | None:
         with suppress(FileNotFoundError):
             return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
     return None
+
+
+def check_no_session(layout: Layout, name: str) -> None:
+    """Raise BadInput if sessions made the data set of this name: a pass cannot publish under it. Damaged tables do not hide that."""
+    line = list_line(layout, name)
+    kind: Made | None = "published" if line.entries or line.blocks else None
+    for number in reversed(line.tables):
+        with suppress(FormatError, OSError):
+            kind = read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
+            break
+    if kind is not None and kind not in HAVE_SOURCES:
+        raise _of_another_kind(layout, name, kind)
+
+
+def _of_another_kind(layout: Layout, name: str, kind: Made) -> BadInput:
+    return BadInput(f"the data set {name!r} in {layout.root} {MADE[kind]}: choose another name, or drop it", option="name")
 
 
 def _table_rows(layout: Layout, name: str) -> int:
