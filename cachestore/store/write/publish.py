@@ -29,6 +29,7 @@ from cachestore.store.format.line import (
     FILLERS,
     OWNER,
     SESSION,
+    Cells,
     Changes,
     Entry,
     Line,
@@ -69,6 +70,10 @@ _TRIES: Final = 10_000
 """How often a flush tries to get a number, while others are faster."""
 
 
+_REPLACE_TRIES: Final = 20
+"""How often rows are compared again because others published."""
+
+
 class Session:
     """A publish that grows: rows are set and removed, and each flush is visible to every process.
 
@@ -88,7 +93,7 @@ class Session:
         self._mark = secrets.token_hex(16)
         self._tried = 0
         """The number that the last attempt of a flush took; 0 if none failed."""
-        self._began = _begin(store.layout, self.name, made)
+        self._began = begin(store.layout, self.name, made)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it. Else as `Writer.put`."""
@@ -128,6 +133,11 @@ class Session:
             if above >= _TABLE_ROWS and 2 * above >= _table_rows(layout, self.name):
                 make_table(layout, self.name)
         return number
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether rows were set or removed since the last flush."""
+        return bool(self._changes)
 
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
@@ -212,8 +222,8 @@ def _link_entry(store: "Store", entry: _Next, named: _Named) -> int:
     raise _too_busy(layout, entry.name)
 
 
-def _too_busy(layout: Layout, name: str) -> Incomplete:
-    return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {_TRIES} times; run the same again")
+def _too_busy(layout: Layout, name: str, tries: int = _TRIES) -> Incomplete:
+    return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {tries} times; run the same again")
 
 
 def _last_entry(layout: Layout, line: Line) -> Entry:
@@ -270,7 +280,7 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
         raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
 
 
-def _begin(layout: Layout, name: str, made: Made) -> int:
+def begin(layout: Layout, name: str, made: Made) -> int:
     """Return the highest number of a data set of this kind, which is begun with an empty table if there is none. Raises BadInput."""
     while True:
         line = list_line(layout, name)
@@ -289,7 +299,7 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
     layout, given, mark = store.layout, Rows.read(rows), secrets.token_hex(16)
     named = _Named(np.concatenate([np.empty((0, KEY_BYTES), np.uint8), *(given.lists(part)[1] for part in given.parts)]), given.samples_of)
     _check_keys(store, name, named)
-    began = _begin(layout, name, "published")
+    began = begin(layout, name, "published")
     while True:
         before = read_data_set(layout, name)
         table = _laid_over(before, given) if update else given.catalog
@@ -305,6 +315,31 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
             number = _link_entry(store, _Next(name, began, mark, publish_as), named)
             publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
+
+
+def replace_rows(store: "Store", name: str, part: str, rows: Mapping[str, Cells]) -> int:
+    """Make a data set have these rows alone, with this part alone. Returns the number of its last entry.
+
+    Only what differs from the rows that are there is flushed, so one change among a million rows is a small file. Columns stay. If others
+    publish at the same time, it is compared again. Raises as `Session.flush`, and Incomplete if others do not stop.
+    """
+    session = Session(store, name)  # not in a block, whose end would make a table: after few changes each would be kept for 30 days
+    for _try in range(_REPLACE_TRIES):
+        before = read_data_set(store.layout, name)
+        there = {sample: row for row, sample in enumerate(before.ids)}
+        for sample in there:
+            if sample not in rows:
+                session.remove(sample)
+        parts = [(column.encoder, column.row_keys) for column in before.columns]
+        for sample, keys in rows.items():
+            row = there.get(sample)
+            had = {} if row is None else {named: tuple(filter(None, keys_of(row))) for named, keys_of in parts}
+            if row is None or {named: cells for named, cells in had.items() if cells} != ({part: keys} if keys else {}):
+                session.set(sample, **{**dict.fromkeys(had, ()), part: keys})
+        if not session.has_changes:
+            return before.generation
+        session.flush()
+    raise _too_busy(store.layout, name, _REPLACE_TRIES)
 
 
 class _Overtaken(Exception):
