@@ -41,6 +41,9 @@ Made = Literal["precompute", "imported", "published", "files"]
 Kind = Literal["whole", "float", "text"]
 """What a column that a publisher gave holds."""
 
+IMPORTED: Final = "imported"
+"""In a request: the format that an encoder's values were imported from. The `kind` of an imported recipe."""
+
 HAVE_SOURCES: Final = frozenset({"precompute", "imported"})
 """Data sets of these kinds have captions, extra columns, and inputs and stat records for each key. Others have keys alone."""
 
@@ -133,6 +136,11 @@ def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str,
     inputs = [cell.input for cell in cells]
     stats = [number for cell in cells for number in cell.stat]
     return KeyColumn(encoder, role, fingerprint, options, list(offsets_of(map(len, listed))), keys, inputs, stats, facts)
+
+
+def made_by(request: Mapping[str, Any]) -> Made:
+    """Return what made a data set with sources, by the options of its encoders: it counts as imported if any of its values is."""
+    return "imported" if any(IMPORTED in hints for hints in request.values()) else "precompute"
 
 
 @dataclass(frozen=True, slots=True)

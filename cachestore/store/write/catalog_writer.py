@@ -95,6 +95,8 @@ def draft_of(catalog: Catalog) -> Draft:
         header["prompts"] = [list(pair) for pair in catalog.prompts]
     names = ("name", "made", "line", "recipes", "roles", "columns", "texts", "values")
     described = {name: header[name] for name in names if name in header}
+    if has_sources:  # a pass that makes the rows of an imported data set publishes nothing
+        described["made"] = "precompute"
     rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
     header["digest"] = digest_of([canonical(described), canonical(rows)])
     return Draft(catalog, header, columns)

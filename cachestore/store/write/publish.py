@@ -24,13 +24,14 @@ from cachestore.files.paths import BlockName, Layout, as_stored
 from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests, open_table, read_header
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
+from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
-from cachestore.store.format.catalog import Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.line import (
     BLOCKS,
     FILLERS,
     OWNER,
     SESSION,
+    Cells,
     Changes,
     Entry,
     Line,
@@ -87,6 +88,10 @@ class _Attempt:
     """The last number that it tried; 0 before it tried one."""
 
 
+_REPLACE_TRIES: Final = 20
+"""How often rows are compared again because others published."""
+
+
 class Session:
     """A publish that grows: rows are set and removed, and each flush is visible to every process.
 
@@ -107,7 +112,7 @@ class Session:
         self._attempt = _Attempt()
         """Of a flush that failed or was interrupted: its entry may be there all the same."""
         self.lock = threading.RLock()
-        self._began, _line = _begin(store.layout, self.name, made)
+        self._began, _line = begin(store.layout, self.name, made)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it. Else as `Writer.put`."""
@@ -162,6 +167,11 @@ class Session:
             for sample, change in changes.items():
                 add_change(self._changes, sample, change)
         return self.flush()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether rows were set or removed since the last flush."""
+        return bool(self._changes or self._attempt.changes)
 
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
@@ -248,7 +258,7 @@ def _link_entry(store: "Store", entry: _Next, named: _Named) -> int:
     raise _too_busy(layout, entry.name, _TRIES)
 
 
-def _too_busy(layout: Layout, name: str, tries: int) -> Incomplete:
+def _too_busy(layout: Layout, name: str, tries: int = _TRIES) -> Incomplete:
     return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {tries} times; run the same again")
 
 
@@ -308,7 +318,7 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
         raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
 
 
-def _begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
+def begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
     """Return the highest number and the id of the line of a data set of this kind, which is begun with an empty table if there is none.
 
     Raises BadInput if something else made it, or is making it, and FormatError if all its tables are lost: an empty one above its entries
@@ -321,8 +331,7 @@ def _begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
             mark_dropped(layout, name, line.highest)  # `drop` was killed after it ended the line
             continue
         if there is not None and there["made"] != made:
-            why = f"the data set {name!r} in {layout.root} {MADE[there['made']]}"
-            raise BadInput(f"{why}: choose another name, or drop it", option="name")
+            raise _of_another_kind(layout, name, there["made"])
         if there is not None:
             return line.highest, there.get("line", "")
         if line.tables or line.entries or line.blocks:  # dropped meanwhile
@@ -349,7 +358,7 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
         with suppress(WriteFailed):  # it is published: the next fold makes the table
             return make_table(layout, name)
         return number
-    began, line = _begin(layout, name, "published")
+    began, line = begin(layout, name, "published")
     mark = secrets.token_hex(16)
     for _try in range(_UPDATE_TRIES):
         before = read_data_set(layout, name) if update else None
@@ -387,6 +396,31 @@ def _changes_of(given: Rows) -> Changes:
         cells = {part: tuple(key for key in keys_of(row) if key is not None) for part, keys_of in parts}
         changes[sample] = RowChange(parts={part: keys for part, keys in cells.items() if keys})
     return changes
+
+
+def replace_rows(store: "Store", name: str, part: str, rows: Mapping[str, Cells]) -> int:
+    """Make a data set have these rows alone, with this part alone. Returns the number of its last entry.
+
+    Only what differs from the rows that are there is flushed, so one change among a million rows is a small file. Columns stay. If others
+    publish at the same time, it is compared again. Raises as `Session.flush`, and Incomplete if others do not stop.
+    """
+    session = Session(store, name)  # not in a block, whose end would make a table: after few changes each would be kept for 30 days
+    for _try in range(_REPLACE_TRIES):
+        before = read_data_set(store.layout, name)
+        there = {sample: row for row, sample in enumerate(before.ids)}
+        for sample in there:
+            if sample not in rows:
+                session.remove(sample)
+        parts = [(column.encoder, column.row_keys) for column in before.columns]
+        for sample, keys in rows.items():
+            row = there.get(sample)
+            had = {} if row is None else {named: tuple(filter(None, keys_of(row))) for named, keys_of in parts}
+            if row is None or {named: cells for named, cells in had.items() if cells} != ({part: keys} if keys else {}):
+                session.set(sample, **{**dict.fromkeys(had, ()), part: keys})
+        if not session.has_changes:
+            return before.generation
+        session.flush()
+    raise _too_busy(store.layout, name, _REPLACE_TRIES)
 
 
 class _Overtaken(Exception):
@@ -502,6 +536,22 @@ def newest_header(layout: Layout, name: str) -> Mapping[str, Any] | None:
         if not list_line(layout, name).tables:
             break
     return None
+
+
+def check_no_session(layout: Layout, name: str) -> None:
+    """Raise BadInput if sessions made the data set of this name: a pass cannot publish under it. Damaged tables do not hide that."""
+    line = list_line(layout, name)
+    kind: Made | None = "published" if line.entries or line.blocks else None
+    for number in reversed(line.tables):
+        with suppress(FormatError, OSError):
+            kind = read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
+            break
+    if kind is not None and kind not in HAVE_SOURCES:
+        raise _of_another_kind(layout, name, kind)
+
+
+def _of_another_kind(layout: Layout, name: str, kind: Made) -> BadInput:
+    return BadInput(f"the data set {name!r} in {layout.root} {MADE[kind]}: choose another name, or drop it", option="name")
 
 
 def _table_rows(layout: Layout, name: str) -> int:

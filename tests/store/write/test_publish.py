@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import cachestore as cs
 from cachestore.care import collect as collecting
-from cachestore.care.lines import tidy_line
 from cachestore.care.collect import collect, drop
+from cachestore.care.lines import tidy_line
 from cachestore.core.errors import BadInput, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.files.locks import locked
@@ -502,9 +502,6 @@ def test_rows_that_are_published_count_though_no_table_can_be_made_of_them(store
     collect(store.layout.root, apply=True)
     assert len(list_line(store.layout, "own").tables) == 2, "a later fold makes it"
     assert rows(store) == {"a": {"x": KEYS[0]}}
-
-
-def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store):
 
 
 @pytest.mark.parametrize("has_links", [True, False])
