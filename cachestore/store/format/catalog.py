@@ -5,7 +5,7 @@ variant, in order. docs/design/files.md describes the columns of the table.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -30,6 +30,7 @@ from cachestore.files.table import (
     parse_table_start,
     read_table,
     string_columns,
+    take,
 )
 
 FORMAT: Final = "cachestore-catalog"
@@ -195,6 +196,39 @@ class Catalog:
     def is_complete(self, row: int) -> bool:
         """Whether every encoder succeeded for every cell of this row."""
         return all(column.keys[index] != NO_KEY for column in self.columns for index in range(column.at[row], column.at[row + 1]))
+
+
+def without_rows(catalog: Catalog, samples: Collection[str]) -> Catalog | None:
+    """Return a catalog of a pass without the rows of these samples; None if it has none of them. The others keep their order."""
+    rows = [row for row, sample in enumerate(catalog.ids) if sample not in samples]
+    if len(rows) == len(catalog):
+        return None
+    captions_at, captions = _kept_cells(catalog.captions_at, rows)
+    images: dict[str, tuple[Sequence[int], Sequence[str]]] = {}
+    for role, (at, references) in catalog.images.items():
+        starts, cells = _kept_cells(at, rows)
+        images[role] = starts, take(references, cells)
+    return replace(
+        catalog,
+        ids=take(catalog.ids, rows),
+        captions_at=captions_at,
+        captions=take(catalog.captions, captions),
+        images=images,
+        extras=take(catalog.extras, rows),
+        columns=tuple(_kept_column(column, rows) for column in catalog.columns),
+    )
+
+
+def _kept_cells(at: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return where the cells of each of these rows begin once the others are gone, and the numbers of these cells."""
+    return list(offsets_of(at[row + 1] - at[row] for row in rows)), [cell for row in rows for cell in range(at[row], at[row + 1])]
+
+
+def _kept_column(column: KeyColumn, rows: Sequence[int]) -> KeyColumn:
+    at, cells = _kept_cells(column.at, rows)
+    facts = {name: [n for c in cells for n in values[c * FACTS[name] : (c + 1) * FACTS[name]]] for name, values in column.facts.items()}
+    stats = [number for cell in cells for number in column.stats[2 * cell : 2 * cell + 2]]
+    return replace(column, at=at, keys=take(column.keys, cells), inputs=take(column.inputs, cells), stats=stats, facts=facts)
 
 
 def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:

@@ -4,7 +4,7 @@ docs/design/publish.md has the protocol, and what a crash leaves.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -287,17 +287,39 @@ def _begin(layout: Layout, name: str, made: Made) -> int:
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
     """Publish a whole table: these rows alone, or with `update` these over what is there. Returns the generation."""
-    layout, given, mark = store.layout, Rows.read(rows), secrets.token_hex(16)
+    layout, given = store.layout, Rows.read(rows)
     named = _Named(np.concatenate([np.empty((0, KEY_BYTES), np.uint8), *(given.lists(part)[1] for part in given.parts)]), given.samples_of)
     _check_keys(store, name, named)
     began = _begin(layout, name, "published")
+
+    def table_over(before: Catalog) -> Catalog:
+        return replace(_laid_over(before, given) if update else given.catalog, name=name, made="published")
+
+    return _publish_table(store, name, began, named, table_over, is_alone=not update)
+
+
+def publish_without(store: "Store", name: str, samples: Collection[str]) -> int:
+    """Publish a data set that a session made as a whole table without these samples, which no entry names then. Returns the generation."""
+    removed = {sample: RowChange(is_removed=True) for sample in samples}
+    named = _Named(np.empty((0, KEY_BYTES), np.uint8), lambda _lost: [])
+    began = list_line(store.layout, name).highest
+    return _publish_table(store, name, began, named, lambda before: lay(before, removed))
+
+
+def _publish_table(
+    store: "Store", name: str, began: int, named: _Named, table_over: Callable[[Catalog], Catalog], *, is_alone: bool = False
+) -> int:
+    """Publish a whole table as the next entry, made from the rows before it, and the same file as a generation. Returns its number.
+
+    If another process publishes meanwhile, the table is made anew, unless it `is_alone`: made without the rows before it.
+    """
+    layout, mark = store.layout, secrets.token_hex(16)
     while True:
         before = read_data_set(layout, name)
-        table = _laid_over(before, given) if update else given.catalog
-        draft = draft_of(replace(table, name=name, made="published"))
+        draft = draft_of(table_over(before))
 
         def publish_as(number: int, last: Entry, draft: Draft = draft, read: int = before.generation) -> bool:
-            if update and number != read + 1:
+            if not is_alone and number != read + 1:
                 raise _Overtaken
             chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": 0})
             return publish(layout, layout.entry(name, number), chunks, read_only=True)
