@@ -166,14 +166,22 @@ def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now:
                 f"{heartbeats[0]} is working on a plan that lists {first_of(map(repr, ids))}: stop it, or wait until it has ended"
             )
         sources = dict.fromkeys(source for catalog in named.current.values() for source in source_paths(catalog.request))
-        generations: dict[str, int] = {}
-        for name, catalog in named.current.items():
-            generations[name] = _publish(layout, catalog, samples) if is_applied else last_generation(layout, name) + 1
+        generations = {
+            name: _publish(layout, catalog, samples) if is_applied else last_generation(layout, name) + 1
+            for name, catalog in named.current.items()
+        }
         if is_applied:
             named = replace(_find(layout, names, samples), samples=named.samples)
         removed = _remove(layout, names, samples, named, is_applied=is_applied) if is_now else _Removed()
         check_for_reading(layout)
     again = f" ({first_of(sources)})" if sources else ""
+    remarks = [
+        f"remove it from its source{again} too: the next `cachestore precompute` of it makes it again",
+        f"values that nothing names any more, such as those before an edit, go by {layout.command('gc --apply')}, twice, a day apart",
+        ELSEWHERE,
+    ]
+    if is_now and named.generations:
+        remarks.append("a training of an older generation ends with an error when it opens that again: start it anew")
     return ForgetReport(
         applied=is_applied,
         samples=tuple(ids),
@@ -185,11 +193,7 @@ def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now:
         plans=tuple(named.plans),
         freed_bytes=removed.freed_bytes,
         left=tuple(removed.left),
-        remarks=(
-            f"remove it from its source{again} too: the next `cachestore precompute` of it makes it again",
-            f"values that nothing names any more, such as those before an edit, go by {layout.command('gc --apply')}, twice, a day apart",
-            ELSEWHERE,
-        ),
+        remarks=tuple(remarks),
     )
 
 
@@ -328,8 +332,9 @@ def _remove_values(
 ) -> None:
     """Remove the values that nothing else needs. Marks their segments first, then finds out what is needed, as `gc` does in two runs."""
     gone: set[Key] = set()
+    without = frozenset[str]() if is_applied else samples  # a sample that is there again now was published meanwhile, and needs its value
     for _try in range(_TRIES):
-        removed.kept = _needed(layout, names, samples, named)
+        removed.kept = _needed(layout, names, without, named)
         going = sorted(named.keys - removed.kept.keys())
         with closing(load_snapshot(layout)) as snapshot:
             copies = [location for locations in snapshot.find(going) for location in locations]
@@ -350,7 +355,7 @@ def _remove_values(
         for name in list_names(layout):
             tidy_line(layout, name, with_fence=True)
         failpoint("forget.after_fences")
-        removed.kept = _needed(layout, names, samples, named)
+        removed.kept = _needed(layout, names, without, named)
         leaves = named.keys - removed.kept.keys()
 
         def stays(_origin: str, entry: StoredEntry, leaves: Collection[Key] = leaves) -> bool:
@@ -370,13 +375,14 @@ def _remove_values(
 def _remove_names(layout: Layout, samples: frozenset[str], named: _Mentions, removed: _Removed) -> None:
     """Remove heartbeats and plans that list a sample, then entries and generations that name one."""
     spellings, plans = _spellings(samples), set(named.plans)
-    living = {shown.worker for shown in at_work(layout, now=time.time())}
+    at_work_now = at_work(layout, now=time.time())
+    living = {shown.worker for shown in at_work_now}
     for worker in filter(None, map(parse_worker, names_in(layout.workers))):
         shown = read_heartbeat(layout, worker)
         if worker not in living and ((shown is not None and shown.plan in plans) or _holds(layout.worker(worker), spellings)):
             failpoint("forget.before_removal")
             removed.freed_bytes += remove_file(layout, layout.worker(worker))
-    for plan in named.plans:
+    for plan in sorted(plans - {shown.plan for shown in at_work_now}):  # of one that began meanwhile the caller learns by looking again
         failpoint("forget.before_removal")
         removed.freed_bytes += remove_plan(layout, plan)
     for name in sorted({*named.generations, *named.entries}):
@@ -397,25 +403,28 @@ def _remove_names(layout: Layout, samples: frozenset[str], named: _Mentions, rem
 # What else needs a value
 
 
-def _needed(layout: Layout, names: Sequence[str], samples: frozenset[str], named: _Mentions) -> dict[Key, str]:
-    """Return by key what else needs it. Reads twice and checks the store in between, as a root that is briefly away lists as empty."""
-    found = dict(_needs(layout, names, samples, named))
+def _needed(layout: Layout, names: Sequence[str], without: frozenset[str], named: _Mentions) -> dict[Key, str]:
+    """Return by key what else needs it, apart from samples `without` which these data sets are read.
+
+    It reads twice and checks the store in between, as a root that is briefly away lists as empty.
+    """
+    found = dict(_needs(layout, names, without, named))
     check_for_reading(layout)
-    return {**found, **dict(_needs(layout, names, samples, named))}
+    return {**found, **dict(_needs(layout, names, without, named))}
 
 
-def _needs(layout: Layout, names: Sequence[str], samples: frozenset[str], named: _Mentions) -> Iterator[tuple[Key, str]]:
+def _needs(layout: Layout, names: Sequence[str], without: frozenset[str], named: _Mentions) -> Iterator[tuple[Key, str]]:
     now = time.time()
     refuse_lost_catalogs(layout)
     for name in list_names(layout):
-        without = samples if name in names else frozenset[str]()
+        left_out = without if name in names else frozenset[str]()
         if list_line(layout, name).tables:
-            yield from _needs_of(read_data_set(layout, name), named.keys, without)
+            yield from _needs_of(read_data_set(layout, name), named.keys, left_out)
         for generation in list_generations(layout, name):
             if generation not in named.generations.get(name, ()):
                 with suppress(FileNotFoundError):
                     path = layout.catalog(name, generation)
-                    yield from _needs_of(read_catalog(path, generation=generation, io="mmap"), named.keys, without)
+                    yield from _needs_of(read_catalog(path, generation=generation, io="mmap"), named.keys, left_out)
         if name not in names:
             yield from ((key, f"the data set {name!r}") for key in keys_of_entries(layout, name, now=now) if key in named.keys)
     yield from ((key, "a `fill`, whose plan has its key") for key in keys_of_plans(layout) if key in named.keys)

@@ -40,7 +40,8 @@ def _in_words(report: "ForgetReport", *, is_now: bool) -> list[str]:
     if is_now:
         removed = f"{plural(report.values, 'value')}, {plural(count, 'older generation')} and {plural(len(report.plans), 'plan')}"
         copied = f"; {plural(report.copied, 'other value')} of the same files copied" if report.copied else ""
-        what = f"{removed} {would}removed{copied}, {human_bytes(max(report.freed_bytes, 0))} freed"
+        freed = f", {human_bytes(max(report.freed_bytes, 0))} freed" if report.applied else ""
+        what = f"{removed} {would}removed{copied}{freed}"
         lines.append(f"not all could be removed: {removed}" if report.left else what)
         lines += [f"kept: the value {key}, as {who} needs it" for key, who in report.kept.items()]
     else:

@@ -32,6 +32,7 @@ from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import list_marked
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_segments, load_snapshot
+from cachestore.store.write import publish
 from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.care.test_collect import age_all, is_ok
@@ -336,18 +337,47 @@ def test_a_session_that_lives_goes_on_and_may_set_the_sample_again(root):
 # Races
 
 
-def test_a_name_that_comes_after_the_mark_keeps_the_value(root, monkeypatch):
+@pytest.mark.parametrize("moment", ["mark", "tidy_line"])
+def test_a_name_that_comes_before_or_after_the_mark_keeps_the_value(root, monkeypatch, moment):
     """Who publishes a name looks at the marks afterwards, and `forget` reads names after its fences: one of them sees the other."""
 
-    def publish():
+    def publish_late():
         with cs.open(root, mode="a") as store:
             store.publish("late", {"late.png": {"x": key("cat")}})
 
-    overtaken(monkeypatch, module, "tidy_line", publish)
+    overtaken(monkeypatch, module, moment, publish_late)
     report = forget(root, [CAT], now=True)
     assert str(key("cat")) in report.kept
     assert key("cat") in values(root)
     assert is_ok(root)
+
+
+def test_a_flush_that_had_checked_its_keys_before_the_mark_checks_them_again(root, monkeypatch):
+    with cs.open(root, mode="a") as store, store.session("late") as session:
+        session.set("late.png", x=key("cat"))
+        overtaken(monkeypatch, publish, "publish", lambda: forget(root, [CAT], now=True))
+        with pytest.raises(BadInput, check=asks_for("rows", "late.png")):
+            session.flush()
+        session.remove("late.png")
+    assert (rows(root, "late"), is_ok(root)) == ({}, True)
+
+
+@pytest.mark.parametrize("moment", ["mark", "tidy_line", "remove_marked"])
+def test_a_sample_that_is_published_again_meanwhile_is_whole_or_told_of(root, monkeypatch, moment):
+    def set_again():
+        with cs.open(root, mode="a") as store, store.session("own") as session:
+            session.put(key("cat"), {"x": np.full(8, 3, np.float32)})
+            session.set(CAT, x=key("cat"))
+
+    overtaken(monkeypatch, module, moment, set_again)
+    report = forget(root, [CAT], now=True)
+    assert "again" in report.left[0]
+    assert rows(root, "own")[CAT] == {"x": key("cat")}
+    assert key("cat") in values(root)
+    assert is_ok(root)
+    monkeypatch.undo()
+    assert forget(root, [CAT], now=True).left == ()
+    assert files_with(root, CAT, CAPTION) == []
 
 
 def test_a_copy_that_compact_makes_meanwhile_goes_too(root, monkeypatch):
