@@ -5,7 +5,6 @@ docs/design/removal.md has the order of the steps, and what a crash leaves. What
 
 import json
 import time
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -37,10 +36,12 @@ from cachestore.jobs.share.workers import read_heartbeat
 from cachestore.store.format.catalog import (
     HAVE_SOURCES,
     Catalog,
+    cells_of,
     last_generation,
     list_generations,
     list_names,
     read_catalog,
+    rows_of,
     without_rows,
 )
 from cachestore.store.format.line import list_line, path_of, read_entry
@@ -232,8 +233,8 @@ def _find(layout: Layout, names: Sequence[str], samples: frozenset[str]) -> _Men
 
 def _note(found: _Mentions, catalog: Catalog, samples: frozenset[str]) -> bool:
     """Note the rows that a catalog has of these samples, and their keys. Returns whether it has one."""
-    rows = {row: sample for row, sample in enumerate(catalog.ids) if sample in samples}
-    found.samples.update(rows.values())
+    rows = rows_of(catalog, samples)
+    found.samples.update(catalog.ids[row] for row in rows)
     found.keys.update(key for column in catalog.columns for row in rows for key in column.row_keys(row) if key is not None)
     return bool(rows)
 
@@ -435,9 +436,9 @@ def _needs(layout: Layout, names: Sequence[str], without: frozenset[str], named:
 def _needs_of(catalog: Catalog, keys: Collection[Key], without: frozenset[str]) -> Iterator[tuple[Key, str]]:
     """Yield those of these keys that a catalog needs for other samples than those `without` which it is read."""
     for column in catalog.columns:
-        for cell, key in enumerate(column.keys):
-            if key in keys and (sample := catalog.ids[bisect_right(column.at, cell) - 1]) not in without:
-                yield Key(key), f"the sample {sample!r} of {catalog.name!r}"
+        for row, key in cells_of(column, keys):
+            if (sample := catalog.ids[row]) not in without:
+                yield key, f"the sample {sample!r} of {catalog.name!r}"
         if column.role == CAPTION and (empty := caption_key(column.fingerprint, "")) in keys:
             yield empty, f"the empty caption of {catalog.name!r}"
     yield from ((key, f"{named_prompt(text)} of {catalog.name!r}") for key, text in catalog.prompt_keys() if key in keys)

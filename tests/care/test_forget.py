@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +29,13 @@ from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.passes import list_passes
 from cachestore.jobs.share.plan import publish_plan
 from cachestore.jobs.share.workers import Heartbeat
-from cachestore.store.format.catalog import Catalog, Cell, list_generations, make_column, read_catalog, without_rows
+from cachestore.store.format.catalog import Catalog, Cell, list_generations, make_column, read_catalog, rows_of, without_rows
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import list_marked
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_segments, load_snapshot
 from cachestore.store.write import publish
+from cachestore.store.write.catalog_writer import draft_of
 from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.care.test_collect import age_all, is_ok
@@ -537,11 +540,27 @@ def test_a_catalog_without_rows_is_the_one_that_was_made_of_the_others(described
         images = {"mask": (masks_at, [*chain(*masks)])}
         return Catalog("train", {}, {}, [f"{n}" for n in numbers], at, [*chain(*texts)], images, ["{}"] * len(texts), (column,))
 
+    def bytes_of(catalog):
+        return b"".join(map(bytes, draft_of(catalog).chunks(1)))
+
     whole, rest = catalog_of(range(len(described))), [n for n in range(len(described)) if n not in gone]
-    found = without_rows(whole, {f"{n}" for n in gone})
-    if len(rest) == len(described):
-        assert found is None
-    else:
+    table = read_table_of(whole, bytes_of(whole))
+    assert rows_of(table, {f"{n}" for n in gone}) == [n for n in range(len(described)) if n in gone]
+    for catalog in (whole, table):
+        found = without_rows(catalog, {f"{n}" for n in gone})
+        if len(rest) == len(described):
+            assert found is None
+            continue
         wanted = catalog_of(rest)
-        facts = {"size": list(wanted.columns[0].facts.get("size", []))} if "size" in whole.columns[0].facts else {}
-        assert found == replace(wanted, columns=(replace(wanted.columns[0], facts=facts),))
+        facts = {name: wanted.columns[0].facts.get(name, []) for name in whole.columns[0].facts}
+        assert found is not None
+        assert bytes_of(found) == bytes_of(replace(wanted, columns=(replace(wanted.columns[0], facts=facts),)))
+
+
+def read_table_of(catalog, content):
+    """A catalog as it is read from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / catalog.name / "1.safetensors"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        return read_catalog(path, generation=1)
