@@ -265,7 +265,8 @@ def _kept_cells(at: Sequence[int], rows: Any) -> "tuple[memoryview[int], Any]":
     before: Any = np.asarray(at, np.int64)
     counts: Any = np.diff(before)[rows]
     starts: Any = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return _as_numbers(starts), (before[rows] - starts[:-1]).repeat(counts) + np.arange(starts[-1])
+    cells: np.ndarray[Any, Any] = (before[rows] - starts[:-1]).repeat(counts) + np.arange(int(starts[-1]))
+    return _as_numbers(starts), cells
 
 
 def _kept_texts(texts: Sequence[str], cells: Any) -> Sequence[str]:
