@@ -201,7 +201,7 @@ def collect(
         with closing(load_snapshot(layout, for_planning=True)) as snapshot:
             found = _find_needs(layout, now, counts)
             lists, remarks = _not_held_back(layout, lists, now)
-            removals, stays = plan_removal(layout, lists, found.needs)
+            removals, stays = plan_removal(layout, lists, found.needs.hold)
             waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
             files = [
                 *stale_temporaries(layout, now=now),
@@ -354,8 +354,8 @@ def _find_needs(layout: Layout, now: float, keep: Mapping[str, int] | None = Non
     return _Found(needs, kept, old, two.unfinished)
 
 
-def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
-    passes = open_passes(layout, now=now)
+def refuse_lost_catalogs(layout: Layout) -> None:
+    """Raise FormatError if the newest generation of a data set is lost: then it is not known which entries are needed."""
     for reported in lost_catalogs(layout):
         missing = f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it"
         drop_it = layout.command(f"drop {system.quoted(reported.name)}")
@@ -363,6 +363,11 @@ def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
             f"{missing}, so cachestore cannot tell which entries are needed: run {layout.command('repair')}, or {drop_it} to remove the"
             " data set"
         )
+
+
+def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
+    passes = open_passes(layout, now=now)
+    refuse_lost_catalogs(layout)
     used = generations_of_passes(layout, passes)
     behind = old_generations(layout, now=now, keep=keep)
     old = {name: [n for n in generations if (name, n) not in used] for name, generations in behind.items()}

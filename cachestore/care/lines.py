@@ -54,8 +54,13 @@ def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: floa
     return [path for path in paths if is_older(path, COVERED_SECONDS, now=now)]
 
 
+def entry_numbers(layout: Layout, name: str) -> list[tuple[int, int | BlockName]]:
+    """All entries and blocks of a data set, each with its last number, lowest first."""
+    names = names_in(layout.catalog_folder(name))
+    entries = [(number, number) for number in filter(None, map(parse_entry, names))]
+    return sorted([*entries, *((block.last, block) for block in filter(None, map(parse_block, names)))], key=lambda each: each[0])
+
+
 def entry_paths(layout: Layout, name: str, last: int) -> list[Path]:
     """The entries and blocks of a data set up to a number, lowest first: what is above may be of a session that began after a drop."""
-    names = names_in(layout.catalog_folder(name))
-    entries = [layout.entry(name, number) for number in sorted(filter(None, map(parse_entry, names))) if number <= last]
-    return [*entries, *(layout.block(name, block) for block in sorted(filter(None, map(parse_block, names))) if block.last <= last)]
+    return [path_of(layout, name, number) for end, number in entry_numbers(layout, name) if end <= last]

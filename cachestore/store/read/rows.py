@@ -270,6 +270,10 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
             return _read_state(layout, name, tables[-1], line.above(tables[-1], last), last)
         except FileNotFoundError as gone:  # a newer table covers it, and it was removed
             error = gone
+        except FormatError as gap:
+            if last < line.tables[-1] and number not in {*line.entries, *tables}:  # `gc` or `forget` removed it
+                raise _no_number(layout, name, last) from gap
+            raise
     raise FormatError(
         f"the data set {name!r} in {layout.shown} changed {_TRIES} times while it was read; run the same command again"
     ) from error

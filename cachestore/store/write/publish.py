@@ -5,7 +5,7 @@ docs/design/publish.md has the protocol, and what a crash leaves.
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -359,11 +359,33 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
             return make_table(layout, name)
         return number
     began, line = begin(layout, name, "published")
-    mark = secrets.token_hex(16)
-    for _try in range(_UPDATE_TRIES):
-        before = read_data_set(layout, name) if update else None
+
+    def table_over(before: Catalog | None) -> Catalog:
         table = given.catalog if before is None else _laid_over(before, given, changes)
-        draft = draft_of(replace(table, name=name, made="published", line=line))
+        return replace(table, name=name, made="published", line=line)
+
+    return _publish_table(store, name, began, named, table_over, is_alone=not update)
+
+
+def publish_without(store: "Store", name: str, samples: Collection[str]) -> int:
+    """Publish a data set that a session made as a whole table without these samples, which no entry names then. Returns the generation."""
+    removed = {sample: RowChange(is_removed=True) for sample in samples}
+    named = _Named(np.empty((0, KEY_BYTES), np.uint8), lambda _lost: [])
+    began = list_line(store.layout, name).highest
+    return _publish_table(store, name, began, named, lambda before: lay(before, removed))
+
+
+def _publish_table(
+    store: "Store", name: str, began: int, named: _Named, table_over: Callable[[Any], Catalog], *, is_alone: bool = False
+) -> int:
+    """Publish a whole table as the next entry, made from the rows before it, and the same file as a generation. Returns its number.
+
+    If another process publishes meanwhile, the table is made anew, unless it `is_alone`: made without the rows before it, which are None.
+    """
+    layout, mark = store.layout, secrets.token_hex(16)
+    for _try in range(_UPDATE_TRIES):
+        before = None if is_alone else read_data_set(layout, name)
+        draft = draft_of(table_over(before))
 
         def publish_as(number: int, last: Entry, draft: Draft = draft, before: Catalog | None = before) -> bool:
             if before is not None and number != before.generation + 1:
