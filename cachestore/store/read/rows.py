@@ -234,6 +234,8 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
         if not tables:
             there = [each for each in list_names(layout) if list_line(layout, each).tables]
             raise no_data_set(layout, name, there) if number is None else _no_number(layout, name, number)
+        if number is not None and (number > line.highest or not (line.entries or line.blocks or number in line.tables)):
+            raise _no_number(layout, name, number)
         last = line.highest if number is None else number
         try:
             return _read_state(layout, name, tables[-1], line.above(tables[-1], last), last)
