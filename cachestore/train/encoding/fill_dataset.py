@@ -155,7 +155,7 @@ def fill_dataset(
     return fill(
         store,
         wanted,
-        lambda batch: by_key(encode(samples.load(batch))),
+        lambda batch: by_key(encode(samples.shown(batch))),
         batch_size=batch_size,
         group_by=_shape_of,
         rank=rank,
@@ -245,7 +245,7 @@ class _Samples:
             parts.append([role, [self._digest(item.row, role, number, reference) for number, reference in enumerate(listed)]])
         return Key(digest_parts("cachestore-fill-sample", self.seed, canonical(parts))[:KEY_BYTES])
 
-    def load(self, batch: list[tuple[Key, _Item]]) -> list[tuple[Key, FillSample]]:
+    def shown(self, batch: list[tuple[Key, _Item]]) -> list[tuple[Key, FillSample]]:
         """Return the samples of a batch. Raises EncodeFailed for a file that changed, OSError for one that is gone."""
         if not self.shows.pixels or len(batch) == 1:
             return [(key, self._sample(item)) for key, item in batch]
