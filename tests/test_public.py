@@ -3,6 +3,7 @@
 import importlib
 import json
 import pkgutil
+import shutil
 import subprocess
 import sys
 from dataclasses import is_dataclass
@@ -26,6 +27,11 @@ def calls(root, data, trained):
     def fill():
         with cs.open(root, mode="a") as store:
             return cs.fill(store, [(cs.key("a"), 1)], encode).complete
+
+    def fill_dataset():
+        beside = shutil.copytree(trained, root.parent / "beside", dirs_exist_ok=True)
+        with cs.open(beside, mode="a") as store:
+            return cs.fill_dataset(store, "own", encode, like="train").complete
 
     def read_through():
         with cs.open(root, mode="a") as store, cs.ReadThrough(store, encode, on_miss="encode") as read:
@@ -64,6 +70,8 @@ def calls(root, data, trained):
         "Source": lambda: cs.Source("photos/", name="photos").name,
         "export_cache": lambda: export(root.parent / "exported"),
         "fill": fill,
+        "fill_dataset": fill_dataset,
+        "FillSample": lambda: cs.FillSample("a", ("a cat",), {}, {}, {}).captions,
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),
         "import_cache": lambda: (
             cs.import_cache(

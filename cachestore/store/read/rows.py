@@ -263,6 +263,8 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
         if not tables:
             there = [each for each in list_names(layout) if list_line(layout, each).tables]
             raise no_data_set(layout, name, there) if number is None else _no_number(layout, name, number)
+        if number is not None and (number > line.highest or not (line.entries or line.blocks or number in line.tables)):
+            raise _no_number(layout, name, number)
         last = line.highest if number is None else number
         if last > line.highest or (last not in line.tables and last < line.tables[-1] and not line.has_all(tables[-1], last)):
             raise _no_number(layout, name, last)

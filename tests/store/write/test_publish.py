@@ -67,6 +67,14 @@ def test_what_was_flushed_is_there_for_everybody_and_the_rest_is_not(store):
     assert rows(store) == {"a": {"x": KEYS[0]}, "b": {"x": KEYS[1]}}
 
 
+def test_a_generation_that_there_is_not_yet_or_no_more_is_named(store):
+    fakes.run(store.layout.root, fakes.captions("a"), fakes.FakeEncoder())
+    number = store.publish("own", {})
+    for name, wanted in (("own", number + 1), ("train", 2)):
+        with pytest.raises(BadInput, check=fakes.asks_for("generation", wanted)):
+            store.dataset(name, wanted)
+
+
 def test_a_block_that_raises_publishes_nothing_of_what_is_not_flushed(store):
     def interrupted():
         with store.session("own") as session:
