@@ -371,8 +371,10 @@ def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
 
 
 def list_generations(layout: Layout, name: str) -> list[int]:
-    """The generations of a data set, oldest first."""
-    return sorted(n for n in map(parse_catalog, names_in(layout.catalog_folder(name))) if n is not None)
+    """The generations of a data set, oldest first. Those that `drop` has not removed yet do not count."""
+    names = names_in(layout.catalog_folder(name))
+    dropped = max(filter(None, map(parse_dropped, names)), default=0)
+    return sorted(n for n in map(parse_catalog, names) if n is not None and n > dropped)
 
 
 def last_generation(layout: Layout, name: str) -> int:

@@ -30,7 +30,7 @@ from cachestore.files.table import (
     string_columns,
 )
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
-from cachestore.store.format.catalog import NO_INPUT, NO_KEY, Catalog, KeyColumn, Kind, kind_of_values, read_catalog
+from cachestore.store.format.catalog import NO_INPUT, NO_KEY, Catalog, KeyColumn, Kind, Made, kind_of_values, read_catalog
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
 
 FORMAT: Final = "cachestore-changes"
@@ -86,6 +86,8 @@ class Entry:
     changes: Changes = field(default_factory=Changes)
     table: Catalog | None = None
     """The rows of a whole table, if they were read."""
+    made: Made | None = None
+    """What makes the data set, if the entry says so: `changes` do, so that a lost table can be made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,16 @@ class Line:
     def highest(self) -> int:
         """The highest number in use."""
         return max(self.dropped, *self.tables, *self.entries, *(block.last for block in self.blocks), 0)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a data set: it has tables, or entries from which they can be made again."""
+        return bool(self.tables or self.entries or self.blocks)
+
+    def missing(self, number: int) -> list[int]:
+        """Return the numbers above this one that no entry and no block has."""
+        covered = {*self.entries, *(one for block in self.blocks for one in range(block.first, block.last + 1))}
+        return [one for one in range(number + 1, self.highest + 1) if one not in covered]
 
     def above(self, number: int, highest: int) -> list[int | BlockName]:
         """Return the entries above a number up to another, in order, as few files as cover them. Raises FormatError for a gap."""
@@ -149,6 +161,7 @@ def encode_entry(name: str, number: int | BlockName, entry: Entry) -> list[Buffe
         "mark": entry.mark,
         "before": entry.before,
         "above": entry.above,
+        **({} if entry.made is None else {"made": entry.made}),
     }
     return encode_table(FORMAT, VERSION, {**header, "parts": [*parts]}, columns)
 
@@ -198,12 +211,14 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> Entry:
         what: Any = header["what"]
         mark, before = str(header["mark"]), str(header["before"])
         above = int(header["above"])
+        made: Any = header.get("made")
         is_home = (header["name"], header["number"]) == (name, _as_json(number)) and what in get_args(What)
+        is_home = is_home and made in {None, *get_args(Made)}
     except (KeyError, TypeError) as error:
         raise damaged(f"{path} lacks a field of an entry, or has a wrong one ({error})", path) from error
     if not is_home:
         raise damaged(f"{path} is another entry than its name says", path)
-    return Entry(what, mark, before, above)
+    return Entry(what, mark, before, above, made=made)
 
 
 def _read_part(table: Table, prefix: str, part: str, rows: Sequence[RowChange]) -> bool:
@@ -249,7 +264,8 @@ def lay(catalog: Catalog, changes: Changes) -> Catalog:
     parts = sorted({*before, *(part for _row, change in touched for part in change.parts)})
     columns = [_laid_column(part, before.get(part), kept, touched, len(ids)) for part in parts]
     values = {name: _laid_values(column, kept, len(new)) for name, column in catalog.values.items()}
-    return replace(catalog, ids=ids, columns=tuple(filter(None, columns)), values=values)
+    nothing: dict[str, Any] = {"captions_at": Repeated(0, len(ids) + 1), "extras": Repeated("{}", len(ids))}
+    return replace(catalog, ids=ids, columns=tuple(filter(None, columns)), values=values, **nothing)
 
 
 def _taken(values: Sequence[Any], rows: Any) -> list[Any]:
@@ -298,6 +314,11 @@ def _laid_column(part: str, before: KeyColumn | None, kept: Any, touched: Sequen
     is_one_each = bool((counts == 1).all())
     at_each = range(rows + 1) if is_one_each else memoryview(starts.tobytes()).cast("q")
     return made_column(part, at_each, Digests(memoryview(raw.tobytes()), KEY_BYTES))
+
+
+def empty_table(name: str, made: Made) -> Catalog:
+    """Return the table with which a data set begins."""
+    return Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made)
 
 
 def made_column(part: str, at: Sequence[int], keys: Sequence[bytes]) -> KeyColumn:

@@ -20,7 +20,7 @@ from cachestore.core.words import first_of, noun, plural
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import BlockName, Layout, encode_name
 from cachestore.files.publish import publish, publish_link
-from cachestore.files.table import Digests, open_table, read_header
+from cachestore.files.table import Digests, open_table, read_header, run_of
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
 from cachestore.store.format.catalog import Catalog, Kind, Made, kind_of_values
@@ -34,6 +34,7 @@ from cachestore.store.format.line import (
     Line,
     RowChange,
     add_change,
+    empty_table,
     encode_entry,
     lay,
     list_line,
@@ -83,6 +84,7 @@ class Session:
         """Begin a data set, or go on with one. Raises BadInput if something else made it, or is making it."""
         self._store, self.name = store, as_text("name", name)
         encode_name(self.name)  # raises for a name that cannot be
+        self._made: Made = made
         self._appender = Appender(store.layout, origin=f"{SESSION}{secrets.token_hex(16)}")
         self._changes = Changes()
         self._mark = secrets.token_hex(16)
@@ -170,7 +172,7 @@ class Session:
 
         def publish_as(number: int, before: Entry) -> bool:
             self._tried = number
-            entry = Entry("changes", self._mark, before.mark, before.above + len(changes), changes)
+            entry = Entry("changes", self._mark, before.mark, before.above + len(changes), changes, made=self._made)
             return publish(layout, layout.entry(self.name, number), encode_entry(self.name, number, entry), read_only=True)
 
         named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), samples_of)
@@ -247,13 +249,22 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
 
     Call it after the line was listed: then a collector that marked a segment since takes the number, or reads this entry.
     """
+    if lost := _copy_marked(store, named.keys):
+        samples = named.samples_of(lost)
+        rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
+        where = f"not in {store.layout.root}: {first_of(map(repr, samples))} with {first_of(sorted(lost))}"
+        raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
+
+
+def _copy_marked(store: "Store", keys: "np.ndarray[Any, np.dtype[np.uint8]]") -> set[Key]:
+    """Copy the values that are in marked segments alone. Returns the keys that are nowhere."""
     layout = store.layout
     with closing(load_snapshot(layout, earlier=store.snapshot, for_planning=True)) as snapshot:
-        doubtful = named.keys[~held_keys(snapshot, named.keys)]
-    if not len(doubtful):
-        return
-    store.refresh()
+        doubtful = keys[~held_keys(snapshot, keys)]
     lost: set[Key] = set()
+    if not len(doubtful):
+        return lost
+    store.refresh()
     with Appender(layout, origin=f"{SESSION}{secrets.token_hex(16)}") as appender:
         for key in dict.fromkeys(map(Key, Digests(memoryview(doubtful.tobytes()), KEY_BYTES))):
             try:
@@ -263,11 +274,7 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
                 lost.add(key)
         appender.close_segment()
     store.refresh()
-    if lost:
-        samples = named.samples_of(lost)
-        rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
-        where = f"not in {layout.root}: {first_of(map(repr, samples))} with {first_of(sorted(lost))}"
-        raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
+    return lost
 
 
 def _begin(layout: Layout, name: str, made: Made) -> int:
@@ -282,7 +289,7 @@ def _begin(layout: Layout, name: str, made: Made) -> int:
             return line.highest
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):
             raise BadInput(f"{layout.root}: {unfinished.in_words(layout)}; choose another name for what you publish", option="name")
-        publish_draft(layout, draft_of(Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made)), after=line.highest)
+        publish_draft(layout, draft_of(empty_table(name, made)), after=line.highest)
 
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
@@ -306,6 +313,28 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
             number = _link_entry(store, _Next(name, began, mark, publish_as), named)
             publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
+
+
+def publish_known(store: "Store", name: str, read: Callable[[], Catalog]) -> int:
+    """Publish the rows that are still known of a damaged data set as a whole table, and return its number. For `repair`.
+
+    `read` returns them with the highest number of the line. Values that are nowhere stay named: `verify` says so.
+    """
+    layout, mark = store.layout, secrets.token_hex(16)
+    for _try in range(_TRIES):
+        line, catalog = list_line(layout, name), read()
+        if line.highest != catalog.generation:
+            continue
+        for column in catalog.columns:
+            _copy_marked(store, np.frombuffer(run_of(column.keys), np.uint8).reshape(-1, KEY_BYTES))
+        number, before = line.highest + 1, ""
+        with suppress(FormatError):
+            before = _last_entry(layout, line).mark
+        chunks = draft_of(catalog).chunks(number, entry={"what": "whole", "mark": mark, "before": before, "above": 0})
+        if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
+            publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
+            return number
+    raise _too_busy(layout, name)
 
 
 class _Overtaken(Exception):
@@ -358,7 +387,14 @@ def make_blocks(layout: Layout, name: str, number: int) -> None:
         for entry in entries:
             for sample, change in entry.changes.items():
                 add_change(changes, sample, change)
-        whole = Entry("changes", entries[-1].mark, entries[0].before, entries[-1].above, changes)
+        whole = Entry(
+            "changes",
+            entries[-1].mark,
+            entries[0].before,
+            entries[-1].above,
+            changes,
+            made=next(filter(None, (entry.made for entry in entries)), None),
+        )
         publish(layout, layout.block(name, block), encode_entry(name, block, whole), read_only=True)
 
 
@@ -370,7 +406,12 @@ def publish_bare(layout: Layout, name: str, what: Literal["fence", "dropped"]) -
     mark = secrets.token_hex(16)
     for _try in range(_TRIES):
         line = list_line(layout, name)
-        number, before = line.highest + 1, _last_entry(layout, line)
+        number, before = line.highest + 1, Entry("fence", "", "")
+        try:
+            before = _last_entry(layout, line)
+        except FormatError:
+            if what != "dropped":  # which needs nothing of what was before
+                raise
         chunks = encode_entry(name, number, Entry(what, mark, before.mark, before.above))
         if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
             return number
