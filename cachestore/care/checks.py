@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.care.foreign import foreign_files
-from cachestore.care.lines import lost_tables
+from cachestore.care.lines import lost_tables, read_known
 from cachestore.care.losses import Need, read_lost, still_wanted, vanished_keys
 from cachestore.care.soundness import SegmentCheck, check_segment
+from cachestore.core import system
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key, Recipe
 from cachestore.core.words import first_of, noun, plural
@@ -227,14 +228,20 @@ def check_lines(store: StoreToCheck) -> Iterator[Finding]:
     """Find data sets that have lost all their tables, or changes above the newest one. `check_files` finds damaged ones."""
     layout = store.layout
     for name in list_data_sets(layout):
-        line = list_line(layout, name)
-        first = line.dropped + 1
-        if not line.tables:
-            where = layout.relative(layout.catalog(name, line.highest))
-            what = f"all tables of the data set {name!r} are missing, though changes to it are there"
-            yield Finding("bad-catalog", where, what, f"run {layout.command('repair')} to make one from these")
-        if line.entries or line.blocks:
-            for number in line.missing(line.tables[-1] if line.tables else first):
+        line, known = list_line(layout, name), None
+        with suppress(FormatError, OSError):  # other findings say so
+            known = read_known(layout, name)
+        where = layout.relative(layout.catalog(name, line.highest))
+        if known is not None and known.is_beyond_repair:
+            what = f"all tables of the data set {name!r} are missing or damaged, and so are changes: nearly all rows are lost"
+            advice = f"put a table back from a copy of the store, or run {layout.command(f'drop {system.quoted(name)}')}"
+            yield Finding("bad-catalog", where, what, f"{advice}; until then its values stay")
+            continue
+        if known is not None and not line.tables:
+            what = f"all tables of the data set {name!r} are missing, but its changes are there"
+            yield Finding("bad-catalog", where, what, f"run {layout.command('repair')} to make one from them")
+        for number in known.lost if known is not None else ():
+            if number not in line.entries:
                 where = layout.relative(layout.entry(name, number))
                 what = f"{where} is missing, though later changes are there: what this flush set and removed is lost"
                 yield Finding("missing-changes", where, what, f"run {layout.command('repair')}, which keeps the other rows")

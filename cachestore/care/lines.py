@@ -39,7 +39,7 @@ def tidy_line(layout: Layout, name: str, *, with_fence: bool) -> None:
 def keys_of_entries(layout: Layout, name: str, *, now: float) -> Iterator[Key]:
     """Yield the keys of a data set as it is now, and of its entries younger than a day. Raises FormatError if one is damaged or gone."""
     line = list_line(layout, name)
-    if not line.tables or not (line.entries or line.blocks):
+    if not (line.entries or line.blocks):
         return
     for column in read_data_set(layout, name).columns:
         yield from map(Key, column.keys)
@@ -82,6 +82,13 @@ class Known:
     """Its rows, as after the last entry."""
     lost: tuple[int, ...] = ()
     """The numbers of entries that nothing gives any more, and that no later table covers."""
+    has_base: bool = True
+    """Whether there is a table below the entries, so that most rows are known."""
+
+    @property
+    def is_beyond_repair(self) -> bool:
+        """Whether so much is lost that a table of the rest would hide it, and let `gc` remove the values of lost rows."""
+        return bool(self.lost) and not self.has_base
 
     def lost_in_words(self) -> str:
         """Return what is lost, as a sentence without a full stop."""
@@ -118,9 +125,10 @@ def read_known(layout: Layout, name: str) -> Known | None:
                 add_change(changes, sample, change)
         made = made or (entry.made if entry is not None else None)
         number = last + 1
+    has_base = catalog is not None
     if catalog is None:  # a data set begins with an empty table
         catalog, lost = empty_table(name, made or "published"), [one for one in lost if one != start + 1]
-    return Known(replace(lay(catalog, changes), generation=line.highest), tuple(lost))
+    return Known(replace(lay(catalog, changes), generation=line.highest), tuple(lost), has_base)
 
 
 def _newest_table(layout: Layout, line: Line) -> Catalog | None:
@@ -163,7 +171,7 @@ def lost_tables(layout: Layout, name: str) -> list[int]:
     return found
 
 
-def known_with_gaps(layout: Layout) -> list[Known]:
+def known_with_losses(layout: Layout) -> list[Known]:
     """Return what is known of each data set of which entries are missing or damaged, so that something is lost."""
     found: list[Known] = []
     for name in list_data_sets(layout):
@@ -173,14 +181,22 @@ def known_with_gaps(layout: Layout) -> list[Known]:
     return found
 
 
+def stays_as_it_is(layout: Layout, paths: Sequence[str], known: Sequence[Known]) -> list[str]:
+    """Return those of the damaged paths that `repair` must not move: they alone say that a data set has lost nearly everything."""
+    folders = {layout.relative(layout.catalog_folder(one.catalog.name)) for one in known if one.is_beyond_repair}
+    return [path for path in paths if Path(path).parent.as_posix() in folders]
+
+
 def close_gaps(layout: Layout) -> list[str]:
     """Publish what is known of each data set of which something is lost, as a new whole table. Returns what is lost, in words.
 
     Do it before damaged files are moved away: their numbers are not used again.
     """
     lost: list[str] = []
-    for known in known_with_gaps(layout):
+    for known in known_with_losses(layout):
         name = known.catalog.name
+        if known.is_beyond_repair:
+            continue
         with open_store(layout.root, "a") as store:
             publish_known(store, name, lambda name=name: _read_again(layout, name))
         lost.append(known.lost_in_words())

@@ -20,7 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from cachestore.care.checks import lost_catalogs
-from cachestore.care.lines import close_gaps, known_with_gaps, remake_tables, tables_to_remake
+from cachestore.care.lines import close_gaps, known_with_losses, remake_tables, stays_as_it_is, tables_to_remake
 from cachestore.care.losses import LOST_FORMAT, LOST_VERSION, NamedSample, needed_samples, vanished_keys, wanted_keys
 from cachestore.care.moved import NewPaths, check_source_names, new_paths
 from cachestore.care.refill import check_refill, newest_catalogs, rebuild_catalog, refill_catalog
@@ -203,7 +203,7 @@ def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> 
             misnamed = [entry.key for _origin, entries in _misnamed(layout, snapshot) for entry in entries]
             missing = _missing_after(layout, snapshot, segments, misnamed)
             rebuilt = ["index"] if quarantined or misnamed or has_news(snapshot) else []
-        lost = tuple(each.lost_in_words() for each in known_with_gaps(layout))
+        lost = tuple(each.lost_in_words() for each in known_with_losses(layout) if not each.is_beyond_repair)
         rebuilt += tables_to_remake(layout, files)
         check_for_reading(layout)
     check_source_names(newest_catalogs(layout), moved.source)
@@ -221,6 +221,7 @@ def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
     check_for_reading(layout)  # `verify` would open any store at this path
     kinds = {"bad-index", "bad-catalog", "bad-changes", "bad-plan", "bad-recipe", "bad-list"}
     files = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
+    files.difference_update(stays_as_it_is(layout, [*files], known_with_losses(layout)))
     return segments, sorted(path for path in files if os.path.lexists(layout.root / path))
 
 

@@ -309,3 +309,24 @@ def test_what_an_interrupted_drop_left_is_removed_by_the_next_one(store):
     assert [name for name in names(store) if not name.endswith(".dropped")] == []
     with pytest.raises(BadInput):
         drop(store.layout.root, "own")
+
+
+def test_a_data_set_that_has_lost_nearly_everything_is_left_as_it_is_and_its_values_stay(store):
+    long_line(store)
+    collected(store, keep=1)
+    harmed = [name for name in names(store) if not name.endswith("11.changes")]
+    for name in harmed:
+        flip(store.layout.catalog_folder("own") / name)
+    there = names(store)
+    assert [finding.kind for finding in verify(store.layout.root).findings if "11" in finding.path]
+    report = repair(store.layout.root)
+    assert (report.lost, names(store)) == ((), there)
+    assert "bad-catalog" in {finding.kind for finding in report.findings}
+    for _time in range(2):
+        with pytest.raises(FormatError):
+            collected(store)
+    assert key("second 0") in store
+    with pytest.raises(FormatError):
+        store.session("own")
+    drop(store.layout.root, "own")
+    assert store.names() == []

@@ -130,7 +130,8 @@ class Line:
                 found.append(following)
                 following += 1
             else:
-                raise FormatError(f"entry {following} of the data set {self.name!r} is gone, though entry {highest} came after it")
+                gone = f"entry {following} of the data set {self.name!r} is gone, though entry {highest} came after it"
+                raise FormatError(f"{gone}; run `cachestore repair`")
         return found
 
 

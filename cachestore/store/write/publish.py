@@ -330,7 +330,8 @@ def publish_known(store: "Store", name: str, read: Callable[[], Catalog]) -> int
         number, before = line.highest + 1, ""
         with suppress(FormatError):
             before = _last_entry(layout, line).mark
-        chunks = draft_of(catalog).chunks(number, entry={"what": "whole", "mark": mark, "before": before, "above": 0})
+        entry: dict[str, Json] = {"what": "whole", "mark": mark, "before": before, "above": len(catalog)}
+        chunks = draft_of(catalog).chunks(number, entry=entry)
         if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
             publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
