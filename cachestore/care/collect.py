@@ -145,6 +145,8 @@ class DropReport(_Report):
     generations: tuple[int, ...]
     plans: tuple[str, ...]
     freed_bytes: int
+    changes: int = 0
+    """How many files of changes that sessions had published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         freed = sum(remove_plan(layout, plan) for plan in plans)
         freed += sum(remove_file(layout, path) for path in files_of_line(layout, name))
     check_for_reading(layout)
-    return DropReport(apply, name, tuple(line.tables), tuple(plans), freed)
+    return DropReport(apply, name, tuple(line.tables), tuple(plans), freed, len(line.entries) + len(line.blocks))
 
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:

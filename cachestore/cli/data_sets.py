@@ -1,11 +1,13 @@
 """How commands name a data set: `--name` in each of them, and what they do without it."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from cachestore.core.errors import BadInput, BadUsage
+from cachestore.core.errors import BadInput, BadUsage, FormatError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cachestore.files.paths import Layout
     from cachestore.store.format.catalog import Catalog
 
@@ -47,15 +49,41 @@ def choose(layout: "Layout", name: str | None) -> str:
 
 def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
     """Return the newest readable catalog of each data set, or only of the named one. Raises BadInput if there is no such data set."""
-    from cachestore.store.format.catalog import list_names
     from cachestore.store.read.rows import newest_catalog
     from cachestore.store.read.unfinished import list_data_sets, not_there
 
-    names = sorted(list_names(layout))
+    names = list_data_sets(layout)
+    if name is not None and name not in names:
+        raise not_there(layout, name, names)
     found = [catalog for one in names if name in {None, one} and (catalog := newest_catalog(layout, one)) is not None]
     if name is not None and not found:
-        raise not_there(layout, name, list_data_sets(layout))
+        raise FormatError(unreadable_in_words(layout, name))
     return found
+
+
+def all_unreadable(layout: "Layout", catalogs: "Iterable[Catalog]") -> list[str]:
+    """Return a line for each data set that is not among these catalogs, which are all that can be read."""
+    from cachestore.store.read.unfinished import list_data_sets
+
+    there = {catalog.name for catalog in catalogs}
+    return [unreadable_in_words(layout, name) for name in list_data_sets(layout) if name not in there]
+
+
+def unreadable_in_words(layout: "Layout", name: str) -> str:
+    """Return what is said of a data set of which no generation can be read."""
+    return f"no generation of the data set {name!r} can be read: run {layout.command('verify')}"
+
+
+def row_of(made: str) -> str:
+    """Return what a row of a data set is called."""
+    return "sample" if made in {"precompute", "imported"} else "row"
+
+
+def made_in_words(made: str) -> str:
+    """Return what made a data set, as the end of a line; empty for `precompute`, which makes most."""
+    from cachestore.store.format.catalog import MADE
+
+    return "" if made == "precompute" else f", {cast('dict[str, str]', MADE)[made]}"
 
 
 def unfinished_in_words(layout: "Layout", name: str | None = None) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell, tensors_of
-from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
+from cachestore.cli.data_sets import add_name, catalogs_of, made_in_words, unfinished_in_words
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.core.words import human_bytes, listed, plural
@@ -97,10 +97,10 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     from cachestore.files.publish import write_outside
     from cachestore.report.png import encode_png
     from cachestore.report.previews import preview_sample
-    from cachestore.store.format.catalog import list_names
+    from cachestore.store.read.unfinished import list_data_sets
 
     sample = unicodedata.normalize("NFC", arguments.what)
-    names = sorted(list_names(reader.layout)) if arguments.name is None else [arguments.name]
+    names = list_data_sets(reader.layout) if arguments.name is None else [arguments.name]
     preview = preview_sample(reader, names, sample, source_of(arguments.source))
     write_outside(as_path("--png", arguments.png).absolute(), encode_png(preview.pixels))
     height, width = preview.pixels.shape[:2]
@@ -130,6 +130,7 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
         about = {"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row)}
         own = own_inputs(catalog, row, CAPTION)
         about |= {"own_captions": own} if own else {}
+        about |= {"made": catalog.made, "columns": {name: values[row] for name, values in catalog.values.items()}}
         found.append(about | {"images": {role: paths for role, paths in images.items() if paths}, "entries": entries, "facts": facts})
     if not found:
         lists = f"{reader.layout.command('ls')} and {reader.layout.command('stats')} list them"
@@ -148,7 +149,8 @@ def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
 
 
 def _of_sample(found: dict[str, Any]) -> Iterator[str]:
-    yield f"data set {found['name']} (generation {found['generation']})"
+    yield f"data set {found['name']} (generation {found['generation']}){made_in_words(found['made'])}"
+    yield from (f"  {name}: {value}" for name, value in found["columns"].items())
     facts: dict[str, list[dict[str, list[int]]]] = {}
     """By the role whose files they are about: the masks of videos stand beside them."""
     for column, cells in found["facts"].items():

@@ -33,15 +33,15 @@ def later(store, days=3):
     for folder, _folders, files in os.walk(store.layout.root):
         for name in files:
             path = os.path.join(folder, name)
-            os.utime(path, (time.time() - days * 86_400,) * 2)
+            then = time.time() - days * 86_400
+            os.utime(path, (then, then))
 
 
 def collected(store, times=2, **options):
     for _time in range(times):
         later(store)
-        report = collect(store.layout.root, apply=True, grace_seconds=0, **options)
+        collect(store.layout.root, apply=True, grace_seconds=0, **options)
     store.refresh()
-    return report
 
 
 @pytest.fixture

@@ -41,6 +41,14 @@ Made = Literal["precompute", "imported", "published", "files"]
 Kind = Literal["whole", "float", "text"]
 """What a column that a publisher gave holds."""
 
+MADE: Final[Mapping[Made, str]] = {
+    "precompute": "made by `cachestore precompute`",
+    "imported": "imported from another trainer",
+    "published": "published by a program",
+    "files": "saved as files by a program",
+}
+"""What made a data set, in words after "was"."""
+
 HAVE_SOURCES: Final = frozenset({"precompute", "imported"})
 """Data sets of these kinds have captions, extra columns, and inputs and stat records for each key. Others have keys alone."""
 
@@ -168,6 +176,11 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it has captions, extra columns, and inputs and stat records for each key. Otherwise it has keys and `values` alone."""
+        return self.made in HAVE_SOURCES
 
     def row_captions(self, row: int) -> list[str]:
         """The captions of a row."""

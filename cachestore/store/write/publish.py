@@ -22,8 +22,8 @@ from cachestore.files.paths import BlockName, Layout, encode_name
 from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests, open_table, read_header, run_of
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
+from cachestore.store.format.catalog import MADE, Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
-from cachestore.store.format.catalog import Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.line import (
     BLOCKS,
     FILLERS,
@@ -55,13 +55,6 @@ if TYPE_CHECKING:
 
     from cachestore.store.write.writer import Store
 
-MADE: Final[Mapping[str, str]] = {
-    "precompute": "was made by `cachestore precompute`",
-    "imported": "was imported from another trainer",
-    "published": "was published by a program",
-    "files": "holds files",
-}
-"""What made a data set, in words."""
 KINDS: Final[Mapping[Kind, str]] = {"whole": "whole numbers", "float": "floats", "text": "texts"}
 
 _TABLE_ROWS: Final = 4096
@@ -283,7 +276,7 @@ def _begin(layout: Layout, name: str, made: Made) -> int:
         line = list_line(layout, name)
         there = kind_of(layout, name)
         if there is not None and there != made:
-            why = f"the data set {name!r} in {layout.root} {MADE[there]}"
+            why = f"the data set {name!r} in {layout.root} was {MADE[there]}"
             raise BadInput(f"{why}: choose another name, or drop it", option="name")
         if there is not None:
             return line.highest
