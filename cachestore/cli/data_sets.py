@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, cast
 from cachestore.core.errors import BadInput, BadUsage, FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from cachestore.files.paths import Layout
     from cachestore.store.format.catalog import Catalog
 
@@ -61,17 +59,18 @@ def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
     return found
 
 
-def all_unreadable(layout: "Layout", catalogs: "Iterable[Catalog]") -> list[str]:
-    """Return a line for each data set that is not among these catalogs, which are all that can be read."""
-    from cachestore.store.read.unfinished import list_data_sets
+def all_unreadable(layout: "Layout", catalogs: "list[Catalog]", name: str | None = None) -> list[str]:
+    """Return a line for each data set, or only for the named one, that cannot be read as it is now. `catalogs` are what is shown."""
+    from cachestore.store.read.stats import unreadable_names
 
-    there = {catalog.name for catalog in catalogs}
-    return [unreadable_in_words(layout, name) for name in list_data_sets(layout) if name not in there]
+    shown = {catalog.name: catalog.generation for catalog in catalogs}
+    return [unreadable_in_words(layout, one, shown.get(one)) for one in unreadable_names(layout, catalogs) if name in {None, one}]
 
 
-def unreadable_in_words(layout: "Layout", name: str) -> str:
-    """Return what is said of a data set of which no generation can be read."""
-    return f"no generation of the data set {name!r} can be read: run {layout.command('verify')}"
+def unreadable_in_words(layout: "Layout", name: str, shown: int | None = None) -> str:
+    """Return what is said of a data set that cannot be read as it is now, if an older generation is `shown` or none."""
+    instead = "" if shown is None else f", so generation {shown} is shown"
+    return f"the data set {name!r} cannot be read as it is now{instead}: run {layout.command('verify')}"
 
 
 def row_of(made: str) -> str:

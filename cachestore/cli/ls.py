@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             for one in prompts:
                 negative = f"  negative: {one['negative_prompt']}" if one["negative_prompt"] else ""
                 lines += [f"{one['name']}  (prompt)  -  {_state(one)}  {one['prompt']}{negative}"]
-            unreadable = all_unreadable(reader.layout, catalogs) if arguments.name is None else []
+            unreadable = all_unreadable(reader.layout, catalogs, arguments.name)
             lines += [*unreadable, *(one.in_words(reader.layout) for one in unfinished)]
             found = {"samples": samples, "prompts": prompts, "unfinished": [one.as_json() for one in unfinished]}
             return tell(arguments, found, lines)

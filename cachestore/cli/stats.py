@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows, ready = row_of(catalog.made), "ready to train on" if row_of(catalog.made) == "sample" else "with all their values"
         counts = f"{plural(catalog.samples, rows)}, {catalog.complete} of them {ready} ({columns}){prompts}"
         lines += [f"{catalog.name}: {counts}, generation {catalog.generation}{made_in_words(catalog.made)}"]
-    lines += [unreadable_in_words(Layout.at(arguments.store), name) for name in found.unreadable]
+    shown = {catalog.name: catalog.generation for catalog in found.catalogs}
+    lines += [unreadable_in_words(Layout.at(arguments.store), name, shown.get(name)) for name in found.unreadable]
     lines += unfinished.values()
     return tell(arguments, {**found.as_json(), "unfinished": [one.as_json() for one in unfinished]}, lines)

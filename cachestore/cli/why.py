@@ -118,8 +118,9 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         message = f"no data set in {reader.layout.root} contains the sample {sample!r} ({lists} lists the data sets)"
         message += near_to(sample, (catalog.ids for catalog in catalogs))
         raise BadInput("; ".join([message, *unfinished_in_words(reader.layout)]))
-    lines = (line for answer in answers for line in _lines_of(answer))
-    is_ready = all(answer["ready"] for answer in answers)
+    unreadable = all_unreadable(reader.layout, catalogs, arguments.name)
+    lines = [*(line for answer in answers for line in _lines_of(answer)), *unreadable]
+    is_ready = all(answer["ready"] for answer in answers) and not unreadable
     return tell(arguments, {"sample": sample, "in": answers}, lines, is_ok=is_ready, otherwise=DAMAGE)
 
 
@@ -154,8 +155,7 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         lines.append(f"data set {catalog.name!r} (generation {catalog.generation}){made_in_words(catalog.made)}: {state}{cannot}")
         unused[catalog.name] = reasons.unused()
         lines += [f"  {line}" for line in unused_in_words(unused[catalog.name])]
-    unfinished = unfinished_in_words(reader.layout, arguments.name)
-    unfinished += all_unreadable(reader.layout, catalogs) if arguments.name is None else []
+    unfinished = [*unfinished_in_words(reader.layout, arguments.name), *all_unreadable(reader.layout, catalogs, arguments.name)]
     return tell(
         arguments,
         {"not_ready": lacking, "unused": unused},

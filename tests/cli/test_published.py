@@ -7,6 +7,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import DAMAGE, ERROR, OK, main
+from cachestore.store.write.publish import make_table
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 
@@ -150,7 +151,24 @@ def test_a_data_set_of_which_nothing_can_be_read_is_named_by_every_command(tmp_p
     for command in (["stats"], ["ls", "--samples"], ["why"]):
         code = main([command[0], str(tmp_path / "store"), *command[1:]])
         assert code == (DAMAGE if command == ["why"] else OK)
-        assert "'own' can be read" in capsys.readouterr().out
+        assert "'own' cannot be read" in capsys.readouterr().out
         if command != ["stats"]:
             assert main([command[0], str(tmp_path / "store"), *command[1:], "--name", "own"]) != OK
-            assert "'own' can be read" in capsys.readouterr().err
+            assert "'own' cannot be read" in capsys.readouterr().err
+
+
+def test_an_older_generation_is_not_shown_without_a_word(tmp_path, capsys):
+    with cs.open(tmp_path / "store", mode="a") as store:
+        session = store.session("own")
+        session.put(cs.key("older", "a"), {"x": np.ones(2, np.float32)})
+        for sample in "abc":
+            session.set(sample, x=cs.key("older", "a"))
+            session.flush()
+        shown = make_table(store.layout, "own")
+        for sample in "de":
+            session.set(sample, x=cs.key("older", "a"))
+            session.flush()
+        store.layout.entry("own", shown + 1).unlink()
+    for command in (["stats"], ["ls", "--samples"], ["why"], ["why", "a"], ["show", "a"]):
+        main([command[0], str(tmp_path / "store"), *command[1:]])
+        assert f"'own' cannot be read as it is now, so generation {shown} is shown" in capsys.readouterr().out

@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
 from cachestore.store.format.catalog import Catalog, Made
-from cachestore.store.read.rows import newest_catalog
+from cachestore.store.format.line import list_line
+from cachestore.store.read.rows import newest_catalog, read_data_set
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.read.unfinished import list_data_sets
 
@@ -49,7 +51,7 @@ class StoreStats:
     recipes: tuple[str, ...]
     catalogs: tuple[CatalogStats, ...]
     unreadable: tuple[str, ...] = ()
-    """Data sets of which no generation can be read: `verify` says why."""
+    """Data sets that cannot be read as they are now: `verify` says why. An older generation is among `catalogs`, if one can be read."""
 
     __repr__ = in_short
 
@@ -66,14 +68,29 @@ def stats(path: str | Path) -> StoreStats:
     recipes = [fingerprint for fingerprint in map(parse_recipe, names_in(layout.recipes)) if fingerprint]
     with closing(load_snapshot(layout)) as snapshot:
         found = count_snapshot(snapshot, newest, recipes)
-    unreadable = tuple(sorted({*list_data_sets(layout)} - {catalog.name for catalog in newest}))
+    unreadable = unreadable_names(layout, newest)
     check_for_reading(layout)
-    return replace(found, unreadable=unreadable)
+    return replace(found, unreadable=tuple(unreadable))
 
 
 def newest_catalogs(layout: Layout) -> list[Catalog]:
     """Return the newest readable catalog of each data set, sorted by name."""
     return [catalog for name in list_data_sets(layout) if (catalog := newest_catalog(layout, name)) is not None]
+
+
+def unreadable_names(layout: Layout, newest: Iterable[Catalog]) -> list[str]:
+    """Return the data sets that cannot be read as they are now. `newest` are the newest states that can."""
+    read = {catalog.name: catalog.generation for catalog in newest}
+    names: list[str] = []
+    for name in list_data_sets(layout):
+        if read.get(name, -1) < list_line(layout, name).highest:  # or it has grown meanwhile
+            try:
+                read_data_set(layout, name)
+            except BadInput:  # dropped meanwhile
+                pass
+            except (FormatError, OSError):
+                names.append(name)
+    return names
 
 
 def count_snapshot(snapshot: Snapshot, catalogs: Iterable[Catalog], recipes: Iterable[str]) -> StoreStats:
