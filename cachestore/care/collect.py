@@ -51,7 +51,7 @@ from cachestore.jobs.share.retention import (
     remove_plan,
     spent_plans,
 )
-from cachestore.store.format.catalog import list_generations, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import last_generation, list_generations, list_names, no_data_set, read_catalog
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import MarkedList, list_marked, marked_segments
 from cachestore.store.format.segment import SegmentContents, read_contents
@@ -301,7 +301,7 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         WriteFailed: the disk refused to write. The same call continues.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
-    plans, line, files = plans_of(layout, name), list_line(layout, name), files_of_line(layout, name)
+    plans, line, files = plans_of(layout, name), list_line(layout, name), files_of_line(layout, name, last_generation(layout, name))
     check_for_reading(layout)
     if not plans and not files:
         raise no_data_set(layout, name, list_data_sets(layout))
@@ -309,11 +309,13 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
+        end = last_generation(layout, name)
         if line.entries or line.blocks or (line.tables and not has_sources(layout, name)):
-            publish_bare(layout, name, "dropped")
-        mark_dropped(layout, name)
+            end = publish_bare(layout, name, "dropped")
+        if end:
+            mark_dropped(layout, name, end)
         freed = sum(remove_plan(layout, plan) for plan in plans)
-        freed += sum(remove_file(layout, path) for path in files_of_line(layout, name))
+        freed += sum(remove_file(layout, path) for path in files_of_line(layout, name, end))
     check_for_reading(layout)
     return DropReport(apply, name, tuple(line.tables), tuple(plans), freed, len(line.entries) + len(line.blocks))
 

@@ -50,21 +50,28 @@ def keys_of_entries(layout: Layout, name: str, *, now: float) -> Iterator[Key]:
 
 
 def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: float) -> list[Path]:
-    """The entries and blocks that the second newest of the kept tables covers and that are older than a day, lowest first."""
+    """The entries and blocks that the second newest of the kept tables covers and that are older than a day, lowest first.
+
+    If one table is kept, those below it. The entry with the number of the newest table stays: a process that slept must not get its number.
+    """
     line = list_line(layout, name)
-    covered = kept[-2:][0] if kept else 0
+    covered = kept[-2] if len(kept) > 1 else max(kept, default=0) - 1
     numbers: list[tuple[int, int | BlockName]] = [(number, number) for number in line.entries if number <= covered]
     numbers += [(block.first, block) for block in line.blocks if block.last <= covered]
     paths = [path_of(layout, name, number) for _first, number in sorted(numbers, key=lambda each: each[0])]
     return [path for path in paths if is_older(path, COVERED_SECONDS, now=now)]
 
 
-def files_of_line(layout: Layout, name: str) -> list[Path]:
-    """All tables, entries and blocks of a data set, those that an interrupted drop left too: lowest first, tables first."""
+def files_of_line(layout: Layout, name: str, last: int) -> list[Path]:
+    """All tables, entries and blocks of a data set up to a number, lowest first, tables first; those that an interrupted drop left too.
+
+    What is above may be of a session that began after a drop.
+    """
     names = names_in(layout.catalog_folder(name))
-    tables = [layout.catalog(name, number) for number in sorted(filter(None, map(parse_catalog, names)))]
-    entries = [layout.entry(name, number) for number in sorted(filter(None, map(parse_entry, names)))]
-    return [*tables, *entries, *(layout.block(name, block) for block in sorted(filter(None, map(parse_block, names))))]
+    tables = [layout.catalog(name, number) for number in sorted(filter(None, map(parse_catalog, names))) if number <= last]
+    entries = [layout.entry(name, number) for number in sorted(filter(None, map(parse_entry, names))) if number <= last]
+    blocks = [layout.block(name, block) for block in sorted(filter(None, map(parse_block, names))) if block.last <= last]
+    return [*tables, *entries, *blocks]
 
 
 def has_sources(layout: Layout, name: str) -> bool:
@@ -110,7 +117,7 @@ def read_known(layout: Layout, name: str) -> Known | None:
     start = line.dropped if catalog is None else catalog.generation
     if start == line.highest:
         return None
-    changes, lost, made = Changes(), list[int](), None if catalog is None else catalog.made
+    changes, lost, made, line_id = Changes(), list[int](), None if catalog is None else catalog.made, ""
     number = start + 1
     while number <= line.highest:
         entry, last = _entry_from(layout, line, number)
@@ -123,11 +130,12 @@ def read_known(layout: Layout, name: str) -> Known | None:
         else:
             for sample, change in entry.changes.items():
                 add_change(changes, sample, change)
-        made = made or (entry.made if entry is not None else None)
+        if entry is not None and entry.made is not None and made is None:
+            made, line_id = entry.made, entry.line
         number = last + 1
     has_base = catalog is not None
     if catalog is None:  # a data set begins with an empty table
-        catalog, lost = empty_table(name, made or "published"), [one for one in lost if one != start + 1]
+        catalog, lost = empty_table(name, made or "published", line_id), [one for one in lost if one != start + 1]
     return Known(replace(lay(catalog, changes), generation=line.highest), tuple(lost), has_base)
 
 

@@ -12,7 +12,8 @@ from cachestore.encode.families import lookup
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.encoders import encoders_of
 from cachestore.jobs.share.workers import host_name
-from cachestore.jobs.start.declared_model import IMPORTED, as_made
+from cachestore.jobs.start.declared_model import as_made
+from cachestore.store.format.catalog import IMPORTED
 from cachestore.store.write.model_digests import load_digests
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan

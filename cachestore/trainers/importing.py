@@ -35,6 +35,7 @@ from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.commit import create_store
 from cachestore.store.write.listing_numbers import number_if_there
+from cachestore.store.write.publish import check_no_session
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan, remarks_of, scan_cache
 from cachestore.trainers.file_encoder import FileEncoder
@@ -172,6 +173,7 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
         kinds = scan.kinds_to_import(family)
         encoders = file_encoders(cache, scan, family, declared, kinds)
         plan = _plan(scan, encoders, about_source)
+        check_no_session(layout, plan.catalog)
         check_name(plan, request, newest_catalog(layout, plan.catalog))
         about_store: list[str] = []
         # Only now, so that a refused import leaves no store behind.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore.care.collect import collect, drop
+from cachestore.care.collect import collect, compact, drop
 from cachestore.care.repair import repair
 from cachestore.care.verify import verify
 from cachestore.core.errors import BadInput, FormatError
@@ -38,10 +38,12 @@ def later(store, days=3):
 
 
 def collected(store, times=2, **options):
+    reports = []
     for _time in range(times):
         later(store)
-        collect(store.layout.root, apply=True, grace_seconds=0, **options)
+        reports.append(collect(store.layout.root, apply=True, grace_seconds=0, **options))
     store.refresh()
+    return reports[-1]
 
 
 @pytest.fixture
@@ -87,6 +89,20 @@ def test_values_that_a_session_did_not_name_yet_stay_for_a_day(store):
     abandoned._show(abandoned._appender.close_segment())
     collected(store)
     assert list(store.snapshot.keys()) == [key("late")]
+
+
+def test_compact_leaves_values_that_a_session_did_not_name_yet(store):
+    """It left them behind in segments that it marked, and the next gc removed them."""
+    sessions = [store.session("own"), store.session("own")]
+    for number, session in enumerate(sessions):
+        session.put(key(f"late {number}"), {"x": np.ones(2, np.float32)})
+        session._show(session._appender.close_segment())
+    compact(store.layout.root)
+    collect(store.layout.root, apply=True, grace_seconds=0)
+    for number, session in enumerate(sessions):
+        session.set(f"{number}", x=key(f"late {number}"))
+        session.flush()
+    assert rows(store) == {f"{number}": {"x": key(f"late {number}")} for number in range(2)}
 
 
 def test_a_session_whose_values_are_gone_is_told(store):
@@ -303,7 +319,7 @@ def test_a_data_set_whose_newest_files_are_damaged_can_be_dropped(store):
 def test_what_an_interrupted_drop_left_is_removed_by_the_next_one(store):
     long_line(store)
     publish_bare(store.layout, "own", "dropped")
-    mark_dropped(store.layout, "own")
+    mark_dropped(store.layout, "own", list_line(store.layout, "own").highest)
     assert store.names() == []
     drop(store.layout.root, "own")
     assert [name for name in names(store) if not name.endswith(".dropped")] == []

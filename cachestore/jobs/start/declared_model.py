@@ -22,13 +22,11 @@ from cachestore.encode.pictures.buckets import CropBox, Size
 from cachestore.encode.pictures.clips import Clip, as_rate
 from cachestore.jobs.plan.encoders import encoders_of
 from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.store.format.catalog import IMPORTED
 
 if TYPE_CHECKING:
     from cachestore.encode.pictures.shots import Footage
     from cachestore.encode.pictures.variants import Variant
-
-IMPORTED: Final = "imported"
-"""The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
 
 Compare = Callable[[Mapping[str, Raw], Mapping[str, Raw]], str | None]
 """Describes how one entry differs from another; None if it does not."""

@@ -49,6 +49,9 @@ MADE: Final[Mapping[Made, str]] = {
 }
 """What made a data set, in words after "was"."""
 
+IMPORTED: Final = "imported"
+"""In a request: the format that an encoder's values were imported from. The `kind` of an imported recipe."""
+
 HAVE_SOURCES: Final = frozenset({"precompute", "imported"})
 """Data sets of these kinds have captions, extra columns, and inputs and stat records for each key. Others have keys alone."""
 
@@ -143,6 +146,11 @@ def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str,
     return KeyColumn(encoder, role, fingerprint, options, list(offsets_of(map(len, listed))), keys, inputs, stats, facts)
 
 
+def made_by(request: Mapping[str, Any]) -> Made:
+    """Return what made a data set with sources, by the options of its encoders: it counts as imported if any of its values is."""
+    return "imported" if any(IMPORTED in hints for hints in request.values()) else "precompute"
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """The rows of a catalog. `generation` and `digest` are known once it was read or published."""
@@ -167,6 +175,8 @@ class Catalog:
     listing: int = 0
     """The listing number of its rows (`store/write/listing_numbers`); 0 if there was no store yet when they were listed."""
     made: Made = "precompute"
+    line: str = ""
+    """32 hex digits, drawn when a line began: where it goes on, its tables have the same. Empty for what a pass makes."""
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     """Columns that a publisher gave, by name: whole numbers, floats or texts, one for each row."""
     digest: str = ""
@@ -244,6 +254,8 @@ class CatalogStart:
     samples: int
     digest: str
     """As `Catalog.digest`."""
+    line: str
+    """As `Catalog.line`."""
     file_digest: str
     """Of the whole file: only equal files have it."""
 
@@ -254,7 +266,7 @@ def parse_catalog_start(start: bytes, size_bytes: int, name: str, generation: in
     try:
         named, number = _text(table.header["name"]), table.header["generation"]
         [rows] = table.checksums["ids.offsets"][1]
-        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), table.digest)
+        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), _text(table.header.get("line", "")), table.digest)
         is_home = (encode_name(named), number) == (encode_name(name), generation)
     except (LookupError, TypeError, ValueError) as error:
         raise FormatError(f"{where} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})") from error
@@ -290,6 +302,7 @@ def _parse(table: Table, path: Path) -> Catalog:
             generation=header["generation"],
             listing=header["listing"],
             made=made,
+            line=_text(header.get("line", "")),
             values={_text(name): read_values(table, f"value/{n}", kind) for n, (name, kind) in enumerate(header.get("values", ()))},
             digest=_text(header["digest"]),
             checksums=table.checksums,

@@ -14,7 +14,7 @@ from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.files.checksum import Buffer
 from cachestore.files.opening import names_in
-from cachestore.files.paths import BlockName, Layout, damaged, parse_block, parse_catalog, parse_dropped, parse_entry
+from cachestore.files.paths import BlockName, Layout, as_stored, damaged, parse_block, parse_catalog, parse_dropped, parse_entry
 from cachestore.files.table import (
     Digests,
     Repeated,
@@ -88,6 +88,8 @@ class Entry:
     """The rows of a whole table, if they were read."""
     made: Made | None = None
     """What makes the data set, if the entry says so: `changes` do, so that a lost table can be made again."""
+    line: str = ""
+    """The id of its line, beside `made`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,12 @@ class Line:
         """Whether there is a data set: it has tables, or entries from which they can be made again."""
         return bool(self.tables or self.entries or self.blocks)
 
-    def missing(self, number: int) -> list[int]:
-        """Return the numbers above this one that no entry and no block has."""
-        covered = {*self.entries, *(one for block in self.blocks for one in range(block.first, block.last + 1))}
-        return [one for one in range(number + 1, self.highest + 1) if one not in covered]
+    def has_all(self, number: int, highest: int) -> bool:
+        """Whether no entry above a number up to another is gone."""
+        try:
+            return bool(self.above(number, highest))
+        except FormatError:
+            return False
 
     def above(self, number: int, highest: int) -> list[int | BlockName]:
         """Return the entries above a number up to another, in order, as few files as cover them. Raises FormatError for a gap."""
@@ -162,7 +166,7 @@ def encode_entry(name: str, number: int | BlockName, entry: Entry) -> list[Buffe
         "mark": entry.mark,
         "before": entry.before,
         "above": entry.above,
-        **({} if entry.made is None else {"made": entry.made}),
+        **({} if entry.made is None else {"made": entry.made, "line": entry.line}),
     }
     return encode_table(FORMAT, VERSION, {**header, "parts": [*parts]}, columns)
 
@@ -213,13 +217,13 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> Entry:
         mark, before = str(header["mark"]), str(header["before"])
         above = int(header["above"])
         made: Any = header.get("made")
-        is_home = (header["name"], header["number"]) == (name, _as_json(number)) and what in get_args(What)
+        is_home = (header["name"], header["number"]) == (as_stored(name), _as_json(number)) and what in get_args(What)
         is_home = is_home and made in {None, *get_args(Made)}
     except (KeyError, TypeError) as error:
         raise damaged(f"{path} lacks a field of an entry, or has a wrong one ({error})", path) from error
     if not is_home:
         raise damaged(f"{path} is another entry than its name says", path)
-    return Entry(what, mark, before, above, made=made)
+    return Entry(what, mark, before, above, made=made, line=str(header.get("line", "")))
 
 
 def _read_part(table: Table, prefix: str, part: str, rows: Sequence[RowChange]) -> bool:
@@ -317,9 +321,9 @@ def _laid_column(part: str, before: KeyColumn | None, kept: Any, touched: Sequen
     return made_column(part, at_each, Digests(memoryview(raw.tobytes()), KEY_BYTES))
 
 
-def empty_table(name: str, made: Made) -> Catalog:
-    """Return the table with which a data set begins."""
-    return Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made)
+def empty_table(name: str, made: Made, line: str) -> Catalog:
+    """Return the table with which a data set begins. `line` is the id of its line."""
+    return Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made, line=line)
 
 
 def made_column(part: str, at: Sequence[int], keys: Sequence[bytes]) -> KeyColumn:

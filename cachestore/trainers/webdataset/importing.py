@@ -22,14 +22,14 @@ from cachestore.files.paths import Layout, Mode
 from cachestore.jobs.plan.columns import count_complete
 from cachestore.jobs.run.task import Cancel, OnProgress
 from cachestore.jobs.share.report import Report
-from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.tars import tars_at
-from cachestore.store.format.catalog import Catalog, Cell, last_generation, make_column
+from cachestore.store.format.catalog import IMPORTED, Catalog, Cell, last_generation, make_column
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.append import Appender
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.commit import commit, create_store, publish_recipe
+from cachestore.store.write.publish import check_no_session
 from cachestore.trainers.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.trainers.table import WEBDATASET
 from cachestore.trainers.webdataset.exporting import refuse_given
@@ -129,6 +129,7 @@ class _TarsFound:
             texts=self.policy,
             prompts=self.prompts,
             listing=listing,
+            made="imported",
         )
 
 
@@ -169,6 +170,7 @@ class TarImport:
         began, others = time.monotonic(), list[str]()
         found = self._read(others)
         layout = Layout.at(self.store)
+        check_no_session(layout, self.name)
         self._check_name(found, newest_catalog(layout, self.name))
         shared: list[str] = []
         layout = create_store(self.store, mode=self.mode, say=shared.append)
@@ -271,7 +273,9 @@ class TarImport:
     def _publish(self, layout: Layout, found: _TarsFound) -> tuple[Catalog, int, str]:
         request = {IMPORTED: WEBDATASET, "folder": str(self.folder.absolute())}
         while True:
-            last, previous = last_generation(layout, self.name), newest_catalog(layout, self.name)
+            last = last_generation(layout, self.name)  # before the rest: what is published from here on takes the number
+            check_no_session(layout, self.name)
+            previous = newest_catalog(layout, self.name)
             if previous is not None and previous.listing > self.listing:
                 raise Superseded(f"another run published the data set {self.name!r} meanwhile: run the same command again")
             draft = draft_of(found.catalog(self.name, request, {*self._failed}, self.listing))

@@ -12,7 +12,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.paths import BlockName
 from cachestore.store.format.catalog import Catalog
-from cachestore.store.format.line import Entry, Line, RowChange, add_change, encode_entry, lay, list_line, read_entry
+from cachestore.store.format.line import Entry, Line, RowChange, add_change, encode_entry, lay, list_line, path_of, read_entry
 from cachestore.store.write.commit import create_store
 
 EMPTY = Catalog("own", {}, {}, [], [0], [], {}, [], (), made="published")
@@ -65,8 +65,7 @@ def test_an_entry_is_read_as_it_was_written(tmp_path_factory, listed, as_block):
     entry = Entry("changes", "5" * 32, "4" * 32, 9, changes_of(listed[0]))
     number = BlockName(1, 256) if as_block else 7
     layout.catalog_folder("own").mkdir(parents=True)
-    path = layout.block("own", number) if as_block else layout.entry("own", number)
-    path.write_bytes(b"".join(map(bytes, encode_entry("own", number, entry))))
+    path_of(layout, "own", number).write_bytes(b"".join(map(bytes, encode_entry("own", number, entry))))
     assert read_entry(layout, "own", number) == entry
     assert list(read_entry(layout, "own", number).changes) == list(entry.changes)
 
