@@ -175,7 +175,7 @@ def test_no_public_name_is_shadowed_by_a_module_of_the_same_name():
         (cs.repair, "RepairReport("),
         (cs.gc, "GcReport(applied=False"),
         (cs.compact, "CompactReport(applied=True"),
-        (cs.status, "StatusReport(plans=())"),
+        (cs.status, "StatusReport(plans=(), without_runs=())"),
     ],
 )
 def test_a_result_reads_as_one_line(tmp_path, call, begins):

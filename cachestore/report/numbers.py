@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cachestore.core.keys import Json
+from cachestore.store.format.catalog import Made
 
 State = Literal["sound", "damaged", "unreadable", "gone"]
 
@@ -125,7 +126,7 @@ class ColumnNumbers:
     @property
     def name(self) -> str:
         """The encoder, with the role if that is not the usual one."""
-        return self.encoder if self.role in {"caption", "image", self.encoder} else f"{self.encoder} of {self.role}"
+        return self.encoder if self.role in {"", "caption", "image", self.encoder} else f"{self.encoder} of {self.role}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,8 @@ class ReportNumbers:
     name: str = ""
     """The data set; if the store has none, this and what describes it are empty."""
     generation: int = 0
+    made: Made = "precompute"
+    """What made it: one that a program published has no pictures, captions and runs to show."""
     samples: int = 0
     complete: int = 0
     entries: int

@@ -132,6 +132,7 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | No
         numbers,
         name=catalog.name,
         generation=catalog.generation,
+        made=catalog.made,
         samples=len(catalog),
         complete=len(rows),
         buckets=measure_buckets(catalog, rows, batch_size),

@@ -46,6 +46,14 @@ Made = Literal["precompute", "imported", "published", "files"]
 Kind = Literal["whole", "float", "text"]
 """What a column that a publisher gave holds."""
 
+MADE: Final[Mapping[Made, str]] = {
+    "precompute": "made by `cachestore precompute`",
+    "imported": "imported from another trainer",
+    "published": "published by a program",
+    "files": "saved as files by a program",
+}
+"""What made a data set, in words after "was"."""
+
 IMPORTED: Final = "imported"
 """In a request: the format that an encoder's values were imported from. The `kind` of an imported recipe."""
 
@@ -186,6 +194,11 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it has captions, extra columns, and inputs and stat records for each key. Otherwise it has keys and `values` alone."""
+        return self.made in HAVE_SOURCES
 
     def row_captions(self, row: int) -> list[str]:
         """The captions of a row."""
@@ -488,8 +501,10 @@ def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
 
 
 def list_generations(layout: Layout, name: str) -> list[int]:
-    """The generations of a data set, oldest first."""
-    return sorted(n for n in map(parse_catalog, names_in(layout.catalog_folder(name))) if n is not None)
+    """The generations of a data set, oldest first. Those that `drop` has not removed yet do not count."""
+    names = names_in(layout.catalog_folder(name))
+    dropped = max(filter(None, map(parse_dropped, names)), default=0)
+    return sorted(n for n in map(parse_catalog, names) if n is not None and n > dropped)
 
 
 def last_generation(layout: Layout, name: str) -> int:

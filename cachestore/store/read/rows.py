@@ -11,7 +11,7 @@ from cachestore.core.arguments import as_many, as_mapping, as_text, refuse
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import did_you_mean, first_of
-from cachestore.files.paths import BlockName, Layout
+from cachestore.files.paths import BlockName, Layout, damaged
 from cachestore.files.table import Digests, Repeated, offsets_of, run_of
 from cachestore.store.format.catalog import HAVE_SOURCES, NO_KEY, Catalog, KeyColumn, Kind, Made, list_names, no_data_set, read_catalog
 from cachestore.store.format.line import Changes, add_change, lay, list_line, made_column, read_entry, typed_values
@@ -261,7 +261,9 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
         line = list_line(layout, name)
         tables = [n for n in line.tables if number is None or n <= number]
         if not tables:
-            there = [each for each in list_names(layout) if list_line(layout, each).tables]
+            if line.is_there and number is None:
+                raise damaged(f"{layout.root}: all tables of the data set {name!r} are missing", layout.catalog(name, line.highest))
+            there = [each for each in list_names(layout) if list_line(layout, each).is_there]
             raise no_data_set(layout, name, there) if number is None else _no_number(layout, name, number)
         if number is not None and (number > line.highest or not (line.entries or line.blocks or number in line.tables)):
             raise _no_number(layout, name, number)
@@ -304,8 +306,11 @@ def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = 
     """The newest state of a data set that can be read, or None: as it is now, or else an older generation."""
     line = list_line(layout, name)
     if line.entries or line.blocks:
-        with suppress(BadInput, FormatError, OSError):
+        with suppress(FormatError, OSError, BadInput):
             return read_data_set(layout, name)
+        for table in reversed(line.tables[:-1]):  # the newest one is damaged, but these entries may give the same rows
+            with suppress(FormatError, OSError, BadInput):
+                return _read_state(layout, name, table, line.above(table, line.highest), line.highest)
     for generation in reversed(line.tables):
         with suppress(FormatError, OSError):
             return read_catalog(layout.catalog(name, generation), generation=generation, io=io)

@@ -22,9 +22,9 @@ from cachestore.files.locks import locked
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import BlockName, Layout, as_stored
 from cachestore.files.publish import publish, publish_link
-from cachestore.files.table import Digests, open_table, read_header
+from cachestore.files.table import Digests, open_table, read_header, run_of
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
-from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, Kind, Made, kind_of_values
+from cachestore.store.format.catalog import HAVE_SOURCES, MADE, Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
 from cachestore.store.format.line import (
     BLOCKS,
@@ -37,6 +37,7 @@ from cachestore.store.format.line import (
     Line,
     RowChange,
     add_change,
+    empty_table,
     encode_entry,
     lay,
     list_line,
@@ -59,13 +60,6 @@ if TYPE_CHECKING:
 
     from cachestore.store.write.writer import Store
 
-MADE: Final[Mapping[str, str]] = {
-    "precompute": "was made by `cachestore precompute`",
-    "imported": "was imported from another trainer",
-    "published": "was published by a program",
-    "files": "holds files",
-}
-"""What made a data set, in words."""
 KINDS: Final[Mapping[Kind, str]] = {"whole": "whole numbers", "float": "floats", "text": "texts"}
 
 _TABLE_ROWS: Final = 4096
@@ -106,13 +100,14 @@ class Session:
     def __init__(self, store: "Store", name: str, *, made: Made = "published") -> None:
         """Begin a data set, or go on with one. Raises BadInput if something else made it, or is making it."""
         self._store, self.name = store, as_stored(as_text("name", name))
+        self._made: Made = made
         self._appender = Appender(store.layout, origin=f"{SESSION}{secrets.token_hex(16)}")
         self._changes = Changes()
         """Since the last flush began."""
         self._attempt = _Attempt()
         """Of a flush that failed or was interrupted: its entry may be there all the same."""
         self.lock = threading.RLock()
-        self._began, _line = begin(store.layout, self.name, made)
+        self._began, self._line = begin(store.layout, self.name, made)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it. Else as `Writer.put`."""
@@ -215,7 +210,7 @@ class Session:
 
         def publish_as(number: int, before: Entry) -> bool:
             attempt.number = number
-            entry = Entry("changes", attempt.mark, before.mark, before.above + len(changes), changes)
+            entry = Entry("changes", attempt.mark, before.mark, before.above + len(changes), changes, made=self._made, line=self._line)
             return publish(layout, layout.entry(self.name, number), encode_entry(self.name, number, entry), read_only=True)
 
         named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), samples_of)
@@ -295,13 +290,22 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
 
     Call it after the line was listed: then a collector that marked a segment since takes the number, or reads this entry.
     """
+    if lost := _copy_marked(store, named.keys):
+        samples = named.samples_of(lost)
+        rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
+        where = f"not in {store.layout.root}: {first_of(map(repr, samples))} with {first_of(sorted(lost))}"
+        raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
+
+
+def _copy_marked(store: "Store", keys: "np.ndarray[Any, np.dtype[np.uint8]]") -> set[Key]:
+    """Copy the values that are in marked segments alone. Returns the keys that are nowhere."""
     layout = store.layout
     with closing(load_snapshot(layout, earlier=store.snapshot, for_planning=True)) as snapshot:
-        doubtful = named.keys[~held_keys(snapshot, named.keys)]
-    if not len(doubtful):
-        return
-    store.refresh()
+        doubtful = keys[~held_keys(snapshot, keys)]
     lost: set[Key] = set()
+    if not len(doubtful):
+        return lost
+    store.refresh()
     with Appender(layout, origin=f"{SESSION}{secrets.token_hex(16)}") as appender:
         for key in dict.fromkeys(map(Key, Digests(memoryview(doubtful.tobytes()), KEY_BYTES))):
             try:
@@ -311,11 +315,7 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
                 lost.add(key)
         appender.close_segment()
     store.refresh()
-    if lost:
-        samples = named.samples_of(lost)
-        rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
-        where = f"not in {layout.root}: {first_of(map(repr, samples))} with {first_of(sorted(lost))}"
-        raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
+    return lost
 
 
 def begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
@@ -338,10 +338,10 @@ def begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
             continue
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):
             raise BadInput(f"{layout.root}: {unfinished.in_words(layout)}; choose another name for what you publish", option="name")
-        empty = Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made, line=secrets.token_hex(16))
+        empty = empty_table(name, made, secrets.token_hex(16))
         publish_draft(layout, draft_of(empty), after=line.highest)
     lost = f"the data set {name!r} in {layout.root} has entries, but every generation of it is gone"
-    raise FormatError(f"{lost}: put one back from a copy of the store, or choose another name")
+    raise FormatError(f"{lost}: run {layout.command('repair')}, or put one back from a copy of the store")
 
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
@@ -445,6 +445,29 @@ def replace_rows(store: "Store", name: str, part: str, rows: Mapping[str, Cells]
     raise _too_busy(store.layout, name, _REPLACE_TRIES)
 
 
+def publish_known(store: "Store", name: str, read: Callable[[], Catalog]) -> int:
+    """Publish the rows that are still known of a damaged data set as a whole table, and return its number. For `repair`.
+
+    `read` returns them with the highest number of the line. Values that are nowhere stay named: `verify` says so.
+    """
+    layout, mark = store.layout, secrets.token_hex(16)
+    for _try in range(_TRIES):
+        line, catalog = list_line(layout, name), read()
+        if line.highest != catalog.generation:
+            continue
+        for column in catalog.columns:
+            _copy_marked(store, np.frombuffer(run_of(column.keys), np.uint8).reshape(-1, KEY_BYTES))
+        number, before = line.highest + 1, ""
+        with suppress(FormatError):
+            before = _last_entry(layout, line).mark
+        entry: dict[str, Json] = {"what": "whole", "mark": mark, "before": before, "above": max(1, len(catalog))}
+        chunks = draft_of(catalog).chunks(number, entry=entry)
+        if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
+            publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
+            return number
+    raise _too_busy(layout, name)
+
+
 class _Overtaken(Exception):
     """Another process published since the rows were read."""
 
@@ -509,7 +532,9 @@ def make_blocks(layout: Layout, name: str, number: int) -> None:
         for entry in entries:
             for sample, change in entry.changes.items():
                 add_change(changes, sample, change)
-        whole = Entry("changes", entries[-1].mark, entries[0].before, entries[-1].above, changes)
+        known = next((entry for entry in entries if entry.made is not None), entries[-1])
+        last = entries[-1]
+        whole = Entry("changes", last.mark, entries[0].before, last.above, changes, made=known.made, line=known.line)
         publish(layout, layout.block(name, block), encode_entry(name, block, whole), read_only=True)
 
 
@@ -521,7 +546,12 @@ def publish_bare(layout: Layout, name: str, what: Literal["fence", "dropped"]) -
     mark = secrets.token_hex(16)
     for _try in range(_TRIES):
         line = list_line(layout, name)
-        number, before = line.highest + 1, _last_entry(layout, line)
+        number, before = line.highest + 1, Entry("fence", "", "")
+        try:
+            before = _last_entry(layout, line)
+        except FormatError:
+            if what != "dropped":  # which needs nothing of what was before
+                raise
         chunks = encode_entry(name, number, Entry(what, mark, before.mark, before.above))
         if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
             return number
@@ -573,7 +603,7 @@ def check_no_session(layout: Layout, name: str) -> None:
 
 
 def _of_another_kind(layout: Layout, name: str, kind: Made) -> BadInput:
-    return BadInput(f"the data set {name!r} in {layout.root} {MADE[kind]}: choose another name, or drop it", option="name")
+    return BadInput(f"the data set {name!r} in {layout.root} was {MADE[kind]}: choose another name, or drop it", option="name")
 
 
 def _table_rows(layout: Layout, name: str) -> int:
