@@ -12,7 +12,7 @@ from typing import Final
 
 from cachestore.care.foreign import foreign_files
 from cachestore.care.lines import lost_tables, read_known
-from cachestore.care.losses import Need, read_lost, still_wanted, vanished_keys
+from cachestore.care.losses import NamedBy, read_lost, still_wanted, vanished_keys
 from cachestore.care.soundness import SegmentCheck, check_segment
 from cachestore.core import system
 from cachestore.core.errors import FormatError
@@ -39,7 +39,7 @@ class StoreToCheck:
     """A store while it is checked. Everything is from one moment: catalogs were read first, then the segments that they need."""
 
     layout: Layout
-    needed: Mapping[Key, Need]
+    needed: Mapping[Key, NamedBy]
     """By key, why it is needed."""
     snapshot: Snapshot
     segments: Sequence[SegmentCheck]

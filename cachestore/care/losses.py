@@ -36,7 +36,7 @@ def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class NamedBy:
     """Why an entry is needed."""
 
     where: str
@@ -48,18 +48,18 @@ class Need:
     """What made the data set: only `precompute` and importing can say how a value was made."""
 
 
-def needed_entries(layout: Layout) -> dict[Key, Need]:
+def needed_entries(layout: Layout) -> dict[Key, NamedBy]:
     """All keys in the newest catalogs, each with why it is needed."""
-    needed: dict[Key, Need] = {}
+    needed: dict[Key, NamedBy] = {}
     for name in list_names(layout):
         if (catalog := newest_catalog(layout, name)) is not None:
             path, line = layout.catalog(name, catalog.generation), list_line(layout, name)
             if catalog.generation not in line.tables and catalog.generation in line.entries:
                 path = layout.entry(name, catalog.generation)
-            where, known = layout.relative(path), dict[str, Need]()
+            where, known = layout.relative(path), dict[str, NamedBy]()
             for key, sample in needed_by(catalog):
                 if key not in needed:
-                    needed[key] = known.get(sample) or known.setdefault(sample, Need(where, name, sample, catalog.made))
+                    needed[key] = known.get(sample) or known.setdefault(sample, NamedBy(where, name, sample, catalog.made))
     return needed
 
 
