@@ -13,8 +13,9 @@ from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import did_you_mean, first_of
 from cachestore.files.paths import BlockName, Layout
 from cachestore.files.table import Digests, Repeated, offsets_of, run_of
-from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, KeyColumn, Kind, Made, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, KeyColumn, Kind, Made, list_names, read_catalog
 from cachestore.store.format.line import Changes, add_change, lay, list_line, made_column, read_entry, typed_values
+from cachestore.store.read.unfinished import not_there
 
 if TYPE_CHECKING:
     import numpy as np
@@ -231,9 +232,9 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
     for _try in range(_TRIES):
         line = list_line(layout, name)
         tables = [n for n in line.tables if number is None or n <= number]
-        if not tables:
+        if not tables or (number is not None and number > line.highest):
             there = [each for each in list_names(layout) if list_line(layout, each).tables]
-            raise no_data_set(layout, name, there) if number is None else _no_number(layout, name, number)
+            raise not_there(layout, name, there) if number is None or name not in there else _no_number(layout, name, number)
         last = line.highest if number is None else number
         try:
             return _read_state(layout, name, tables[-1], line.above(tables[-1], last), last)
@@ -245,7 +246,8 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
 
 
 def _no_number(layout: Layout, name: str, number: int) -> BadInput:
-    return BadInput(f"{layout.shown}: the data set {name!r} has no generation {number}", option="generation")
+    there = first_of(map(str, reversed(list_line(layout, name).tables)))
+    return BadInput(f"{layout.shown}: the data set {name!r} has no generation {number}; it has {there}", option="generation")
 
 
 def _read_state(layout: Layout, name: str, table: int, entries: Sequence[int | BlockName], last: int) -> Catalog:
