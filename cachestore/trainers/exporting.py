@@ -172,14 +172,14 @@ def _report(target: Target, catalog: Catalog, failures: Sequence[Mapping[str, st
 
 
 def _catalog(reader: Reader, name: str, generation: int | None, cache_format: str) -> Catalog:
-    rows = reader.dataset(name, generation)
-    if rows.made in {"published", "files"}:
+    catalog = reader.dataset(name, generation).catalog
+    if not catalog.has_sources:
         raise BadInput(
             f"the data set {name!r} has neither captions nor pictures, as a program published it: {cache_format} cannot hold it;"
             f" cs.open({str(reader.layout.root)!r}).dataset({name!r}) reads it",
             option="name",
         )
-    return rows.catalog
+    return catalog
 
 
 @dataclass(frozen=True, slots=True)

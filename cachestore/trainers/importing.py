@@ -39,7 +39,7 @@ from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan, remarks_of, scan_cache
 from cachestore.trainers.file_encoder import FileEncoder
 from cachestore.trainers.import_encoders import declared_encoders, family_of_cache, file_encoders
-from cachestore.trainers.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
+from cachestore.trainers.import_request import ImportReport, ImportRequest, check_kind, has_no_sample_of, made_otherwise
 from cachestore.trainers.learned_buckets import buckets_in_words
 from cachestore.trainers.matching import ClipFrames
 from cachestore.trainers.sandbox import TorchFiles
@@ -172,7 +172,8 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
         kinds = scan.kinds_to_import(family)
         encoders = file_encoders(cache, scan, family, declared, kinds)
         plan = _plan(scan, encoders, about_source)
-        check_name(plan, request, newest_catalog(layout, plan.catalog))
+        if (previous := newest_catalog(layout, plan.catalog)) is not None:
+            check_name(plan, request, previous)
         about_store: list[str] = []
         # Only now, so that a refused import leaves no store behind.
         layout = create_store(Path(request.store), mode=Mode.asked(request.access), say=about_store.append)
@@ -249,9 +250,10 @@ def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sampl
     return [request_for(column.role, framing, value, {}) for value in sample.images.get(column.role, ())[:1]]
 
 
-def check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:
-    """Raise RecipeMismatch if imported values would replace others under the same name."""
-    if previous is None or request.replace:
+def check_name(plan: Plan, request: ImportRequest, previous: Catalog) -> None:
+    """Raise RecipeMismatch if imported values would replace others under the same name, BadInput if a program published it."""
+    check_kind(previous)
+    if request.replace:
         return
     for column in plan.columns:
         earlier = previous.column(column.encoder, column.role)

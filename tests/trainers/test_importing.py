@@ -498,6 +498,19 @@ def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
     assert cs.CachedDataset(store).recipes["text"].make["claimed"] == {"model": "another"}
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_a_program_published_is_never_taken_over(data, store, replace):
+    write_sd_scripts(data, "flux")
+    key = cs.key("importing", "own")
+    with cs.open(store, mode="a") as own, own.session("train") as session:
+        session.put(key, {"x": np.ones(2)})
+        session.set("cat", x=key)
+    with pytest.raises(BadInput, check=asks_for("name")):
+        bring("sd-scripts", data, store, data, replace=replace)
+    with cs.open(store) as own:
+        assert list(own.dataset("train")) == ["cat"]
+
+
 def test_what_made_a_cache_must_be_given(data, store):
     write_sd_scripts(data, "flux")
     with pytest.raises(BadInput, check=asks_for("model")):

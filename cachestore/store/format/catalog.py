@@ -169,6 +169,11 @@ class Catalog:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether it was made of captions and files: a data set that a program published has keys alone."""
+        return self.made in HAVE_SOURCES
+
     def row_captions(self, row: int) -> list[str]:
         """The captions of a row."""
         return [self.captions[index] for index in range(self.captions_at[row], self.captions_at[row + 1])]

@@ -13,7 +13,7 @@ from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import did_you_mean, first_of
 from cachestore.files.paths import BlockName, Layout
 from cachestore.files.table import Digests, Repeated, offsets_of, run_of
-from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, KeyColumn, Kind, Made, list_names, read_catalog
+from cachestore.store.format.catalog import Catalog, KeyColumn, Kind, Made, list_names, read_catalog
 from cachestore.store.format.line import Changes, add_change, lay, list_line, made_column, read_entry, typed_values
 from cachestore.store.read.unfinished import not_there
 
@@ -127,7 +127,7 @@ class Rows:
     def columns(self) -> Mapping[str, Sequence[Any]]:
         """The columns by name. Of a data set that `precompute` made: `captions`, the references of each role, and its extra columns."""
         catalog = self._catalog
-        if catalog.made not in HAVE_SOURCES:
+        if not catalog.has_sources:
             return catalog.values
         found: dict[str, Sequence[Any]] = {"captions": [catalog.row_captions(row) for row in range(len(catalog))]}
         for role, (at, references) in catalog.images.items():

@@ -4,7 +4,7 @@ docs/design/publish.md has the protocol, and what a crash leaves.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from cachestore.core.arguments import as_mapping, as_text
-from cachestore.core.errors import BadInput, CorruptEntry, FormatError, Incomplete, MissingEntry
+from cachestore.core.errors import BadInput, CorruptEntry, FormatError, Incomplete, MissingEntry, Superseded
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
@@ -23,7 +23,7 @@ from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests, open_table, read_header
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
-from cachestore.store.format.catalog import Catalog, Kind, Made, kind_of_values
+from cachestore.store.format.catalog import Catalog, Kind, Made, kind_of_values, last_generation
 from cachestore.store.format.line import (
     BLOCKS,
     FILLERS,
@@ -43,11 +43,12 @@ from cachestore.store.format.line import (
 )
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.reader import AnyKey
-from cachestore.store.read.rows import Rows, cell_of, read_data_set
+from cachestore.store.read.rows import Rows, cell_of, newest_catalog, read_data_set
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.read.unfinished import list_unfinished
 from cachestore.store.write.append import Appender
 from cachestore.store.write.catalog_writer import Draft, draft_of, publish_draft
+from cachestore.store.write.commit import publish_recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -306,6 +307,29 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
             number = _link_entry(store, _Next(name, began, mark, publish_as), named)
             publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
+
+
+def publish_catalog(store: "Store", catalog: Catalog, keys: Collection[Key], compare: Callable[[Catalog], object]) -> Catalog:
+    """Publish a data set that was made elsewhere, with its recipes, unless its newest generation is the same. Returns it as it is there.
+
+    `keys` are all that it names. `compare` gets the newest generation, if there is one, and raises if this must not follow it. Raises
+    BadInput for keys that are not in the store, Superseded if a newer listing was published.
+    """
+    layout, name, draft = store.layout, catalog.name, draft_of(catalog)
+    named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), Rows.of(catalog).samples_of)
+    for recipe in catalog.recipes.values():
+        publish_recipe(layout, recipe)
+    while True:
+        last, previous = last_generation(layout, name), newest_catalog(layout, name)
+        if previous is not None and previous.listing > catalog.listing:
+            raise Superseded(f"another run published the data set {name!r} meanwhile: run the same command again")
+        if previous is not None:
+            compare(previous)
+        _check_keys(store, name, named)
+        if previous is not None and (draft.digest, tuple(catalog.prompts)) == (previous.digest, tuple(previous.prompts)):
+            return replace(catalog, generation=previous.generation, digest=draft.digest)
+        if publish_draft(layout, draft, after=last):
+            return replace(catalog, generation=last + 1, digest=draft.digest)
 
 
 class _Overtaken(Exception):
