@@ -10,11 +10,11 @@ from typing import Any, Final
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
 from cachestore.core.keys import Json, Recipe
+from cachestore.core.raw_tensors import Scale
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
 from cachestore.core.spelling import option
 from cachestore.core.words import listed, plural
 from cachestore.jobs.plan.columns import images_in
-from cachestore.jobs.start.declared_model import scale_of
 from cachestore.sources.combined import is_alone, labels_of
 from cachestore.sources.memory import MEMORY
 from cachestore.store.format.catalog import Catalog, KeyColumn
@@ -238,7 +238,7 @@ def families_of(catalog: Catalog, column: KeyColumn) -> Sequence[Family]:
 
 def families_of_vae(recipe: Recipe) -> Sequence[Family]:
     """Return the families whose VAE has the class, the channels and the constants of this recipe."""
-    scale, own = scale_of(recipe.read), recipe.read.get("channels")
+    scale, own = Scale.of(recipe.read), recipe.read.get("channels")
     constants, has_class = (scale.factor, scale.shift or None), bool(_classes(recipe))
     return [
         one

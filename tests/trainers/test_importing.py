@@ -537,7 +537,7 @@ def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data
     write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    monkeypatch.setattr("cachestore.trainers.import_encoders.encoders_of", lambda _request, _known: ())
+    monkeypatch.setattr("cachestore.jobs.plan.encoders.encoders_of", lambda *_request, **_rise: ())
     report = bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model", encode=["latents"])
     assert (report.family, report.report.encoded) == ("flux", 3)
 
@@ -545,7 +545,7 @@ def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data
 def test_a_text_encoder_alone_is_not_taken_for_the_maker_of_latents(tmp_path, data, store, monkeypatch):
     write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
     encoder = SimpleNamespace(recipe=Recipe("text", {"pipeline": "FluxPipeline"}, {}))
-    monkeypatch.setattr("cachestore.trainers.import_encoders.encoders_of", lambda _request, _known: (encoder,))
+    monkeypatch.setattr("cachestore.jobs.plan.encoders.encoders_of", lambda *_request, **_rise: (encoder,))
     with pytest.raises(BadInput, check=asks_for("vae")):
         bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model")
     assert not store.exists()
