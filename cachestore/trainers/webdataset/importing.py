@@ -6,7 +6,7 @@ recipes are those in the tars, so nothing has to be encoded again. A killed impo
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
@@ -19,6 +19,7 @@ from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout, Mode
+from cachestore.files.table import offsets_of
 from cachestore.jobs.plan.columns import count_complete
 from cachestore.jobs.run.task import Cancel, OnProgress
 from cachestore.jobs.share.report import Report
@@ -109,17 +110,17 @@ class _TarsFound:
             make_column(encoder, role, fingerprint, json.loads(options), (cells.get(n, ()) for cells in kept))
             for (encoder, role, options, fingerprint), n in self.columns.items()
         ]
-        images = {
-            role: (_starts(row.images.get(role, ()) for row in self.rows), [one for row in self.rows for one in row.images.get(role, ())])
-            for role in sorted({role for row in self.rows for role in row.images})
-        }
+        images: dict[str, tuple[list[int], list[str]]] = {}
+        for role in sorted({role for row in self.rows for role in row.images}):
+            of_rows = [row.images.get(role, ()) for row in self.rows]
+            images[role] = (list(offsets_of(map(len, of_rows))), [*chain.from_iterable(of_rows)])
         there = {one.fingerprint for one in columns}
         return Catalog(
             name=name,
             request=dict.fromkeys((one.encoder for one in columns), request),
             recipes={fingerprint: recipe for fingerprint, recipe in self.recipes.items() if fingerprint in there},
             ids=[str(row.id) for row in self.rows],
-            captions_at=_starts(row.captions for row in self.rows),
+            captions_at=list(offsets_of(len(row.captions) for row in self.rows)),
             captions=[caption for row in self.rows for caption in row.captions],
             images=images,
             extras=[row.extras for row in self.rows],
@@ -128,13 +129,6 @@ class _TarsFound:
             prompts=self.prompts,
             listing=listing,
         )
-
-
-def _starts(rows: Iterable[Sequence[object]]) -> list[int]:
-    starts = [0]
-    for row in rows:
-        starts.append(starts[-1] + len(row))
-    return starts
 
 
 def import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
