@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from cachestore.core.errors import BadInput, RecipeMismatch
-from cachestore.core.keys import Json
+from cachestore.core.keys import IMPORTED, Json
 from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.paths import Access
 from cachestore.jobs.share.report import Report
-from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.reading import CaptionLines
 from cachestore.store.format.catalog import Catalog
 

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
-from cachestore.core.keys import Recipe, digest_bytes
-from cachestore.jobs.start.declared_model import IMPORTED
+from cachestore.core.keys import IMPORTED, Recipe, digest_bytes
 from cachestore.store.read.rows import newest_catalog
 from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Width, family_named

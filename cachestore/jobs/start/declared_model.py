@@ -13,7 +13,7 @@ import numpy as np
 
 from cachestore.core.batch_shapes import folded_shape
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened
+from cachestore.core.keys import IMPORTED, Json, Key, Recipe, digest_bytes, digest_opened
 from cachestore.core.raw_tensors import FLOATS, Raw, Scale, as_array, cast, folded, from_array, numbers, to_state
 from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.core.spelling import option
@@ -26,9 +26,6 @@ from cachestore.jobs.plan.options import PrecomputeRequest
 if TYPE_CHECKING:
     from cachestore.encode.pictures.shots import Footage
     from cachestore.encode.pictures.variants import Variant
-
-IMPORTED: Final = "imported"
-"""The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
 
 Compare = Callable[[Mapping[str, Raw], Mapping[str, Raw]], str | None]
 """Describes how one entry differs from another; None if it does not."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete
-from cachestore.core.keys import Json, Key, Recipe, canonical, canonical_text, digest_parts
+from cachestore.core.keys import IMPORTED, Json, Key, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
@@ -23,7 +23,6 @@ from cachestore.files.table import offsets_of
 from cachestore.jobs.plan.columns import count_complete
 from cachestore.jobs.run.task import Cancel, OnProgress
 from cachestore.jobs.share.report import Report
-from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.tars import tars_at
 from cachestore.store.format.catalog import Catalog, Cell, make_column
 from cachestore.store.read.rows import newest_catalog
