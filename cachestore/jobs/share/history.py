@@ -81,7 +81,7 @@ class UnusedFiles:
     examples: tuple[str, ...]
 
 
-_Told = tuple[Pass, tuple[Failure, ...], tuple[UnusedFiles, ...]]
+_PassRecord = tuple[Pass, tuple[Failure, ...], tuple[UnusedFiles, ...]]
 """A pass, and what its report lists."""
 
 
@@ -91,7 +91,7 @@ def passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failur
     Plans and passes that cannot be read are left out.
     """
     heartbeats = read_heartbeats(layout)
-    found: list[_Told] = []
+    found: list[_PassRecord] = []
     for plan in list_plans(layout):
         with suppress(FormatError, OSError, KeyError, TypeError, ValueError):
             if read_outline(layout, plan).catalog == name:
@@ -101,7 +101,7 @@ def passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failur
     return tuple(one for one, *_lists in found), failures, unused
 
 
-def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> _Told:
+def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> _PassRecord:
     done = read_done(layout, ref)
     own = [shown for shown in heartbeats if (shown.plan, shown.pass_number) == (ref.plan, ref.number)]
     report: Mapping[str, Any] = done.report if done is not None else {}
