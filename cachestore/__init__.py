@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from cachestore.care.collect import collect as gc  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from cachestore.care.collect import compact as compact
     from cachestore.care.collect import drop as drop
+    from cachestore.care.forget import ForgetReport as ForgetReport
+    from cachestore.care.forget import forget as forget
     from cachestore.care.relocate import RelocateReport as RelocateReport
     from cachestore.care.relocate import relocate as relocate
     from cachestore.care.repair import RepairReport as RepairReport
@@ -100,6 +102,7 @@ _NAMES = {
     "train.loader": "make_loader",
     "train.mixed": "MixedDataset",
     "care.collect": "CompactReport DropReport GcReport compact drop gc",
+    "care.forget": "ForgetReport forget",
     "care.relocate": "RelocateReport relocate",
     "care.repair": "RepairReport repair",
     "care.status": "StatusReport status",

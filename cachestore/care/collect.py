@@ -51,7 +51,7 @@ from cachestore.jobs.share.retention import (
     remove_plan,
     spent_plans,
 )
-from cachestore.store.format.catalog import HAVE_SOURCES, list_generations, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, last_generation, list_generations, list_names, no_data_set, read_catalog
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import MarkedList, list_marked, marked_segments
 from cachestore.store.format.segment import SegmentContents, read_contents
@@ -201,7 +201,7 @@ def collect(
         with closing(load_snapshot(layout, for_planning=True)) as snapshot:
             found = _find_needs(layout, now, counts)
             lists, remarks = _not_held_back(layout, lists, now)
-            removals, stays = plan_removal(layout, lists, found.needs)
+            removals, stays = plan_removal(layout, lists, found.needs.hold)
             waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
             files = [
                 *stale_temporaries(layout, now=now),
@@ -307,13 +307,14 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
-        line = list_line(layout, name)
+        line, end = list_line(layout, name), last_generation(layout, name)
         if line.entries or line.blocks or (generations and kind_of(layout, name) not in HAVE_SOURCES):
-            publish_bare(layout, name, "dropped")
-        mark_dropped(layout, name)
+            end = publish_bare(layout, name, "dropped")
+        if end:
+            mark_dropped(layout, name, end)
         freed = sum(remove_plan(layout, plan) for plan in plans)
+        freed += sum(remove_file(layout, path) for path in entry_paths(layout, name, end))
         freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
-        freed += sum(remove_file(layout, path) for path in entry_paths(layout, name))
     check_for_reading(layout)
     return DropReport(apply, name, tuple(generations), tuple(plans), freed)
 
@@ -353,8 +354,8 @@ def _find_needs(layout: Layout, now: float, keep: Mapping[str, int] | None = Non
     return _Found(needs, kept, old, two.unfinished)
 
 
-def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
-    passes = open_passes(layout, now=now)
+def refuse_lost_catalogs(layout: Layout) -> None:
+    """Raise FormatError if the newest generation of a data set is lost: then it is not known which entries are needed."""
     for reported in lost_catalogs(layout):
         missing = f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it"
         drop_it = layout.command(f"drop {system.quoted(reported.name)}")
@@ -362,6 +363,11 @@ def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
             f"{missing}, so cachestore cannot tell which entries are needed: run {layout.command('repair')}, or {drop_it} to remove the"
             " data set"
         )
+
+
+def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
+    passes = open_passes(layout, now=now)
+    refuse_lost_catalogs(layout)
     used = generations_of_passes(layout, passes)
     behind = old_generations(layout, now=now, keep=keep)
     old = {name: [n for n in generations if (name, n) not in used] for name, generations in behind.items()}

@@ -42,17 +42,25 @@ def keys_of_entries(layout: Layout, name: str, *, now: float) -> Iterator[Key]:
 
 
 def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: float) -> list[Path]:
-    """The entries and blocks that the second newest of the kept tables covers and that are older than a day, lowest first."""
+    """The entries and blocks that the second newest of the kept tables covers and that are older than a day, lowest first.
+
+    If one table is kept, those below it. The entry with the number of the newest table stays: a process that slept must not get its number.
+    """
     line = list_line(layout, name)
-    covered = kept[-2:][0] if kept else 0
+    covered = kept[-2] if len(kept) > 1 else max(kept, default=0) - 1
     numbers: list[tuple[int, int | BlockName]] = [(number, number) for number in line.entries if number <= covered]
     numbers += [(block.first, block) for block in line.blocks if block.last <= covered]
     paths = [path_of(layout, name, number) for _first, number in sorted(numbers, key=lambda each: each[0])]
     return [path for path in paths if is_older(path, COVERED_SECONDS, now=now)]
 
 
-def entry_paths(layout: Layout, name: str) -> list[Path]:
-    """All entries and blocks of a data set, lowest first."""
+def entry_numbers(layout: Layout, name: str) -> list[tuple[int, int | BlockName]]:
+    """All entries and blocks of a data set, each with its last number, lowest first."""
     names = names_in(layout.catalog_folder(name))
-    entries = [layout.entry(name, number) for number in sorted(filter(None, map(parse_entry, names)))]
-    return [*entries, *(layout.block(name, block) for block in sorted(filter(None, map(parse_block, names))))]
+    entries = [(number, number) for number in filter(None, map(parse_entry, names))]
+    return sorted([*entries, *((block.last, block) for block in filter(None, map(parse_block, names)))], key=lambda each: each[0])
+
+
+def entry_paths(layout: Layout, name: str, last: int) -> list[Path]:
+    """The entries and blocks of a data set up to a number, lowest first: what is above may be of a session that began after a drop."""
+    return [path_of(layout, name, number) for end, number in entry_numbers(layout, name) if end <= last]

@@ -21,8 +21,6 @@ KEY_BYTES = 16
 """Length of a key: the first 128 bits of a SHA-256."""
 INPUT_BYTES = 32
 """Length of an input's digest: a whole SHA-256."""
-IMPORTED = "imported"
-"""The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
 _BLOCK_BYTES = 1 << 18
 Json = Any
 """A value that JSON can hold: None, bool, int, finite float, str, list or dict with str keys."""

@@ -193,6 +193,10 @@ class Digests(Sequence[bytes]):
         self._raw = raw
         self._width = width
 
+    def __reduce__(self) -> "tuple[Callable[[bytes, int], Digests], tuple[bytes, int]]":
+        """Another process gets a copy of the bytes."""
+        return _copied_digests, (bytes(self._raw), self._width)
+
     def __len__(self) -> int:
         return len(self._raw) // self._width
 
@@ -220,6 +224,10 @@ class Digests(Sequence[bytes]):
         """Yield the rows in order. This is much faster than one look-up each."""
         raw, width = bytes(self._raw), self._width
         return (raw[row : row + width] for row in range(0, len(raw), width))
+
+
+def _copied_digests(raw: bytes, width: int) -> Digests:
+    return Digests(memoryview(raw), width)
 
 
 class Repeated(Sequence[T]):

@@ -257,7 +257,9 @@ class BucketBatchSampler:
             epoch, consumed = self._epoch + 1, 0
         else:
             epoch, consumed = self._epoch, self._start + self._yielded * seat.step
-        return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **self._settings()}
+        joined = self._joined()
+        beside = {"joined": joined} if joined else {}
+        return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **beside, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of another sampler. Raises BadInput if that had another data set or another order."""
@@ -266,6 +268,12 @@ class BucketBatchSampler:
         if missing:
             lacks = f"it lacks {', '.join(missing)}; pass what state_dict() returned"
             raise BadInput(f"this is not the state of a BucketBatchSampler: {lacks}", option="state")
+        if state.get("joined", ours := self._joined()) != ours and state["digest"] != self._data.digest:
+            raise BadInput(
+                f"when the state was saved, the data set was joined to {state['joined']}, but it is joined to {ours or 'nothing'} now: the"
+                " saved position means nothing with other samples. Open the data set with the same join=, or begin the epoch anew",
+                option="join",
+            )
         for name, ours in {"digest": self._data.digest, **self._settings()}.items():
             if state[name] != ours:
                 what = "catalog's digest" if name == "digest" else name
@@ -290,6 +298,11 @@ class BucketBatchSampler:
             _log.warning(
                 "the rest of epoch %d leaves out %d batches of %d samples at its end, which cannot be divided among %d ranks", *left
             )
+
+    def _joined(self) -> dict[str, list[str | int]]:
+        """By name, the joined data sets and their generations, as JSON."""
+        found: Mapping[str, tuple[str, int]] = getattr(self._data, "joined", {})
+        return {name: list(wanted) for name, wanted in found.items()}
 
     def _settings(self) -> dict[str, Any]:
         return {"seed": self._order.seed, "batch_size": self._order.size, "shuffle": self._order.shuffle, "tail": self._order.tail}

@@ -4,26 +4,25 @@ A sample is complete only if its columns for other resolutions are complete too.
 """
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, get_args
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from cachestore.core.arguments import as_many, as_text, as_whole
+from cachestore.core.arguments import as_many, as_text, as_whole, as_word
 from cachestore.core.batch_shapes import LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.keys import Recipe
 from cachestore.core.words import plural
-from cachestore.store.format.catalog import read_catalog
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.opener import open_reader
 from cachestore.store.read.reader import Reader
-from cachestore.store.read.unfinished import find_generation
 from cachestore.train.batch_slice import BatchSlice, read_slice_or_samples
 from cachestore.train.buffers import BatchBuffers
 from cachestore.train.cast import as_dtype
@@ -32,8 +31,12 @@ from cachestore.train.check import check_model
 from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
+from cachestore.train.joined import Missing, lacking, parse_joins, read_state, refuse_missing
 from cachestore.train.rows import RowReader
-from cachestore.train.selection import DataOptions, Selection, index_in
+from cachestore.train.selection import DataOptions, Selection, index_in, join_all
+from cachestore.train.split import split_indices
+
+_log = logging.getLogger(__name__)
 
 
 class CachedDataset(Dataset[SampleDict]):
@@ -74,6 +77,8 @@ class CachedDataset(Dataset[SampleDict]):
         io: Io = "pread",
         local: str | Path | None = None,
         limit: int | str | None = None,
+        join: Mapping[str, str | tuple[str, int]] | None = None,
+        missing: Missing = "error",
     ) -> None:
         """Open a data set of a store.
 
@@ -98,11 +103,16 @@ class CachedDataset(Dataset[SampleDict]):
             local: for an address: the folder for copies of what is read, for later epochs and other processes; default CACHESTORE_LOCAL.
             limit: for an address: most bytes in that folder, or a text such as "200GB"; 0 keeps no values. By default nine tenths of
                 what is free on the disk. What has no room is downloaded in every epoch.
+            join: published data sets of the same store whose tensors samples have too, by sample id: `{"dino": "train/dino"}`, or
+                `{"dino": ("train/dino", 3)}` for its generation 3. A sample has the tensor as `dino`; several of an entry as
+                `dino.NAME`, those of several parts as `dino.PART`. They are returned as stored.
+            missing: "error" if a sample lacks a part of a joined data set, or "drop" to leave it out: `missing` then lists them.
 
         Raises:
             StoreNotFound: there is no store at that path.
-            BadInput: the name, generation, resolution, field or such latents do not exist; there are several resolutions and none was
-                chosen; dtype is none to cast to; or the policy needs captions that were not encoded.
+            BadInput: the name, generation, resolution, field, joined data set or such latents do not exist; a sample lacks a part of a
+                joined one; there are several resolutions and none was chosen; dtype is none to cast to; or the policy needs captions that
+                were not encoded.
             MissingEntry: the policy drops captions, but the empty caption is not stored.
             FormatError: the catalog is damaged, or was made by a newer version.
             RemoteFailed: the object store refuses, or does not answer.
@@ -111,24 +121,28 @@ class CachedDataset(Dataset[SampleDict]):
         """
         reader = open_reader(path, verify=verify, io=io, local=local, limit=limit)
         asked = None if generation is None else as_whole("generation", generation, least=0)
-        number = reader.bring_catalog(as_text("name", name), asked)  # of a store at an address
-        if number is None:
-            number = find_generation(reader.layout, name, asked)
+        joins = parse_joins(join)
+        as_word("missing", missing, get_args(Missing))
+        catalog = read_state(reader, as_text("name", name), asked)
         options = DataOptions.parse(
             reader.layout,
             name,
-            number,
+            catalog.generation,
             latents=latents,
             captions=captions,
             fields=fields,
             dtype=dtype,
             resolution=resolution,
             seed=seed,
-            is_pinned=asked is not None,
+            is_pinned=asked is not None and not any(isinstance(wanted, str) for wanted in joins.values()),
         )
         with _Naming(options.called):
-            catalog = read_catalog(reader.layout.catalog(name, number), generation=number)
+            catalog, options = join_all(reader, catalog, options, joins)
             self._read_from(reader, Selection.of(catalog, options, Epoch()))
+            if self.missing and missing == "error":
+                refuse_missing(self.missing)
+            for data_set, ids in self.missing.items():
+                _log.warning("%s: %s", options.called, lacking(data_set, ids))
             self._selection.check_captions(reader.__contains__)
             reader.make_room_for(catalog, options.called)
 
@@ -239,6 +253,27 @@ class CachedDataset(Dataset[SampleDict]):
         indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
         return self._with(self._selection.select(np.asarray(indices, dtype=np.int64)))
 
+    def split(self, share: float, by: str | Callable[[str], Any] = "id", seed: int = 0) -> "tuple[CachedDataset, CachedDataset]":
+        """Return two parts, as `select` makes them: the samples that stay, and about this `share` of them, which is held out.
+
+            train, held_out = data.split(0.02)
+
+        A sample's side depends on `seed` and its id alone, or its group: the same on all ranks, and when samples are added. What is held
+        out with a share is also held out with a larger one.
+
+        Args:
+            share: from 0 to 1; of groups, if `by` makes them.
+            by: all samples with the same value come to one side: of "id"; of "caption", the first of each; of an extra column; or of what a
+                function returns for an id, such as `lambda id: id.rsplit("/", 1)[0]` for the folder.
+            seed: another one holds out others.
+
+        Raises:
+            BadInput: no such share, seed or column; or a sample that lacks the column.
+        """
+        with self._naming:
+            stay, held_out = split_indices(self._selection, share, by, seed)
+            return self._with(self._selection.select(stay)), self._with(self._selection.select(held_out))
+
     def with_dtype(self, dtype: torch.dtype | None) -> "CachedDataset":
         """Return this data set, cast to a dtype as with `dtype=`. It shares the epoch and the open files. Raises BadInput."""
         return self._with(self._selection.cast(as_dtype(dtype)))
@@ -263,6 +298,8 @@ class CachedDataset(Dataset[SampleDict]):
             BadInput: a path does not exist, or the data set was not made from model files.
         """
         with self._naming:
+            if not self.recipes:
+                raise BadInput("it was published without a model, so `check` has nothing to compare: leave the call out")
             check_model(self.recipes_in_use, model=model, vae=vae, text_encoder=text_encoder)
 
     @property
@@ -276,8 +313,18 @@ class CachedDataset(Dataset[SampleDict]):
         return self._selection.catalog.generation
 
     @property
+    def missing(self) -> Mapping[str, Sequence[str]]:
+        """By joined data set, the ids of samples that are left out, as it has no part for them."""
+        return self._selection.missing
+
+    @property
+    def joined(self) -> Mapping[str, tuple[str, int]]:
+        """By name, the joined data sets and their generations, as `join` takes them."""
+        return {one.name: (one.data_set, one.generation) for one in self._selection.options.joins if one.name}
+
+    @property
     def is_pinned(self) -> bool:
-        """Whether `generation` was passed, as all ranks of one training must do."""
+        """Whether `generation` was passed, and one for each joined data set, as all ranks of one training must do."""
         return self._selection.options.is_pinned
 
     @property

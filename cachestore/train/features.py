@@ -9,6 +9,8 @@ from cachestore.core.dtypes import TORCH_NAMES
 from cachestore.core.keys import Recipe
 from cachestore.core.read_block import TextBlock
 from cachestore.core.samples import MASK
+from cachestore.core.tensors import torch_dtype
+from cachestore.store.format.entry import TensorSpec
 from cachestore.train.returned_columns import LATENTS, LatentsColumn
 from cachestore.train.selection import Selection
 
@@ -43,6 +45,9 @@ def features_of(selection: Selection) -> dict[str, Feature]:
     found |= {one.name: Feature(found[one.name].dtype, None) for one in selection.controls if one.name not in selection.stacked}
     for text in (*selection.embeds, *selection.texts):
         found |= _texts(recipes[text.column.fingerprint], text.block, cast)
+    for join in selection.options.joins:
+        tensors = (item for column in join.columns for item in column.tensors.items() if item[0] in selection.fields)
+        found |= {name: _joined(spec, cast) for name, spec in tensors}
     facts = frozenset[str]() if latents is None else latents.column.facts.keys()
     found |= {name: Feature(torch.int64, (None, 2)) for name, fact in SIZES.items() if fact in facts}
     return found | ({NUM_FRAMES: Feature(torch.int64, (None,)), FPS: Feature(torch.float32, (None,))} if "fps" in facts else {})
@@ -54,6 +59,12 @@ def _dtype(recipe: Recipe, cast: torch.dtype | None) -> torch.dtype | None:
         return cast
     name = recipe.make.get("dtype")
     return getattr(torch, name) if name in TORCH_NAMES else None
+
+
+def _joined(spec: TensorSpec, cast: torch.dtype | None) -> Feature:
+    """Sides may differ from sample to sample; their number does not."""
+    dtype = torch_dtype(spec.dtype)
+    return Feature(cast if cast is not None and dtype.is_floating_point else dtype, (None, *[None] * len(spec.shape)))
 
 
 def _latents(recipe: Recipe, latents: LatentsColumn, cast: torch.dtype | None) -> Feature:

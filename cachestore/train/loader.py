@@ -189,8 +189,10 @@ def _split_of(framework: Framework) -> Split | None:
 def _refuse_unpinned(data: Batched) -> None:
     if getattr(data, "is_pinned", True):
         return
+    joined: Mapping[str, tuple[str, int]] = getattr(data, "joined", {})
+    beside = f" and join={dict(joined)}" if joined else ""
     raise BadInput(
         "several processes train together, and each one opened the newest catalog, which may differ: open the data set with"
-        f" generation=... on every rank, such as generation={getattr(data, 'generation', 'report.generation')}; got {data!r}",
+        f" generation=... on every rank, such as generation={getattr(data, 'generation', 'report.generation')}{beside}; got {data!r}",
         option="generation",
     )

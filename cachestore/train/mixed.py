@@ -252,6 +252,11 @@ class MixedDataset(Dataset[SampleDict]):
         return {"digest": self.digest, "weights": self._weights, "seed": self._seed, **parts}
 
     @property
+    def joined(self) -> Mapping[str, tuple[str, int]]:
+        """The joined data sets of each data set, as `CachedDataset.joined`."""
+        return {f"{name} of part {at}": wanted for at, data in enumerate(self.datasets) for name, wanted in data.joined.items()}
+
+    @property
     def generation(self) -> tuple[int, ...]:
         """The generation of each data set."""
         return tuple(data.generation for data in self.datasets)

@@ -16,10 +16,11 @@ from cachestore.train.batch_slice import BatchSlice
 from cachestore.train.cast import cast
 from cachestore.train.cells import batch_clips, batch_sizes, control_keys, sizes_of, variant_keys
 from cachestore.train.collate import ReadSample, SampleDict
+from cachestore.train.joined import SAMPLE_ID
 from cachestore.train.latents import mask_shape, noise_seed, read_latents, read_mask
 from cachestore.train.parts import ControlsPart, LatentsPart, MaskPart, Part, TextPart
 from cachestore.train.returned_columns import CAPTION, LATENTS, MaskColumn, text_columns
-from cachestore.train.selection import SAMPLE_ID, Chosen, Selection, key_of_caption
+from cachestore.train.selection import Chosen, Selection, key_of_caption
 from cachestore.train.texts import read_outputs
 
 
@@ -54,7 +55,7 @@ class RowReader:
             else:
                 lists = [control_keys(one.column, row, variant) for row, variant in zip(rows, variants, strict=True)]
                 parts.append(ControlsPart(one.name, one.block, one.form, lists))
-        parts += [TextPart(one.block, variant_keys(one.column, rows, variants)) for one in selection.embeds]
+        parts += [TextPart(one.block, variant_keys(one.column, rows, variants)) for one in (*selection.embeds, *selection.joined)]
         parts += [TextPart(text.block, selection.text_keys(text, chosen)) for text in selection.texts]
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 

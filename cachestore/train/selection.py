@@ -26,10 +26,12 @@ from cachestore.core.samples import MASK
 from cachestore.core.words import plural
 from cachestore.files.paths import Layout
 from cachestore.files.table import Strings, take
-from cachestore.store.format.catalog import Catalog, open_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, open_catalog
+from cachestore.store.read.reader import Reader
 from cachestore.train.cast import as_dtype
 from cachestore.train.cells import Bucket, bucket_groups, can_be_stacked, complete_rows, variant_keys
 from cachestore.train.epoch import Epoch
+from cachestore.train.joined import Join, check_names, without_parts
 from cachestore.train.latents import check_form
 from cachestore.train.order import turn_of
 from cachestore.train.returned_columns import (
@@ -49,7 +51,6 @@ from cachestore.train.returned_columns import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SAMPLE_ID: Final = "sample_id"
 _NO_EXTRAS: Final = "{}"
 """The catalog's text for a sample without extra columns."""
 
@@ -73,6 +74,8 @@ class DataOptions:
     """Indices of the chosen samples among the complete ones; None for all."""
     dtype: torch.dtype | None = None
     """The dtype of floating point tensors; None for the stored one."""
+    joins: tuple[Join, ...] = ()
+    """What is read beside the rows: joined data sets, and the parts of a published one."""
 
     @classmethod
     def parse(
@@ -116,6 +119,21 @@ def called(layout: Layout, name: str) -> str:
     return f"the data set {name!r} of {layout.shown}"
 
 
+def join_all(
+    reader: Reader, catalog: Catalog, options: DataOptions, joins: Mapping[str, str | tuple[str, int]]
+) -> tuple[Catalog, DataOptions]:
+    """Read what is joined to a catalog. Returns the catalog as rows and columns, and the options with the joins. Raises as `Join.read`."""
+    found: list[Join] = []
+    counts: int | NDArray[np.int64] = 1
+    if catalog.made not in HAVE_SOURCES:
+        found, catalog = [Join.of_itself(reader, catalog)], without_parts(catalog)
+    elif joins:
+        resolution = chosen_resolution(catalog, options.resolution)
+        counts = count_variants(catalog, trained_column(catalog, resolution, options.latents), resolution)
+    found += [Join.read(reader, name, wanted, catalog, counts) for name, wanted in joins.items()]
+    return catalog, replace(options, joins=tuple(found))
+
+
 class Chosen(NamedTuple):
     """The samples of a batch in an epoch, by column."""
 
@@ -144,14 +162,19 @@ class Selection:
         resolution, form = options.resolution, options.latents
         self.pictures = trained_column(catalog, resolution, form)
         """The column that buckets come from, even if it is not returned."""
+        beside = [column for join in options.joins for column in join.columns]
         texts, pictures, controls = text_columns(catalog), self.pictures, control_columns(catalog, resolution, form)
         masks, (conditions, embeds) = mask_column(catalog, resolution, pictures), condition_columns(catalog, resolution)
         of_pictures = {name for name, column in ((LATENTS, pictures), (MASK, masks)) if column is not None}
         of_pictures |= {one.name for one in (*controls, *conditions)}
-        self.fields = chosen_fields([*texts, *embeds], of_pictures, options.fields)
+        of_texts = {name for one in (*texts, *embeds) for name in one.block.names()}
+        check_names([name for column in beside for name in column.tensors], of_pictures | of_texts)
+        self.fields = chosen_fields([*texts, *embeds, *beside], of_pictures, options.fields)
         self.texts = self._returned(texts)
         self.embeds = self._returned(embeds)
         """Embeddings of images, whose variants are those of the picture or video."""
+        self.joined = self._returned(beside)
+        """Parts of joined data sets, whose variants are those too."""
         self.latents = pictures if LATENTS in self.fields else None
         self.conditions = [one for one in conditions if one.name in self.fields]
         self.controls = [one for one in controls if one.name in self.fields]
@@ -169,7 +192,7 @@ class Selection:
         if isinstance(extras, Strings):
             self.has_extras = extras.size_bytes > len(_NO_EXTRAS) * len(extras)  # any other text is longer
         else:
-            self.has_extras = any(text != _NO_EXTRAS for text in extras)
+            self.has_extras = bool(catalog.values) or any(text != _NO_EXTRAS for text in extras)
         self.encoded = CaptionPolicy()
         """The policy with which the catalog was encoded, if there is one to choose captions."""
         if options.captions is not None:  # if the catalog does not record it: "all" if a sample has several captions, else "first"
@@ -181,7 +204,21 @@ class Selection:
         """Select all complete rows, at the resolution that is asked for. Raises BadInput, FormatError."""
         check_variants(catalog)
         options = replace(options, resolution=chosen_resolution(catalog, options.resolution))
-        return cls(catalog, complete_rows(catalog), options, epoch)
+        complete = complete_rows(catalog)
+        for join in options.joins:
+            complete = complete[join.is_there[complete]]
+        return cls(catalog, complete, options, epoch)
+
+    @cached_property
+    def missing(self) -> Mapping[str, Sequence[str]]:
+        """By joined data set, the ids of samples that are complete but for its parts."""
+        complete, ids = complete_rows(self.catalog), self.catalog.ids
+        found: dict[str, Sequence[str]] = {}
+        for join in self.options.joins:
+            rows: list[int] = complete[~join.is_there[complete]].tolist()
+            if rows:
+                found[join.data_set] = [ids[row] for row in rows]
+        return found
 
     def hand_over(self) -> dict[str, Any]:
         """What `take_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
@@ -189,6 +226,7 @@ class Selection:
         return {
             "options": self.options,
             "epoch": self.epoch,
+            "catalog": None if self.catalog.made in HAVE_SOURCES else self.catalog,  # its state may lie between two files
             "digest": self.catalog.digest,
             "complete": complete,
             "stacked": self.stacked,
@@ -198,8 +236,9 @@ class Selection:
     def take_over(cls, state: Mapping[str, Any], layout: Layout) -> "Selection":
         """Open the same catalog. It was checked already, so rows are read when they are used. Raises FormatError for another catalog."""
         options: DataOptions = state["options"]
-        path = layout.catalog(options.name, options.generation)
-        catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
+        path, catalog = layout.catalog(options.name, options.generation), state["catalog"]
+        if catalog is None:
+            catalog = open_catalog(path, generation=options.generation, digest=state["digest"])
         complete = state["complete"] if state["complete"] is not None else np.arange(len(catalog), dtype=np.int64)
         return cls(catalog, complete, options, state["epoch"], stacked=state["stacked"])
 
@@ -263,6 +302,8 @@ class Selection:
         options, digest = self.options, self.catalog.digest
         if options.resolution is not None:
             digest = digest_parts("cachestore-resolution", digest, str(options.resolution)).hex()
+        if options.joins:
+            digest = digest_parts("cachestore-joins", digest, *(join.digest for join in options.joins)).hex()
         if options.part is not None:
             digest = digest_parts("cachestore-selection", digest, options.part.astype("<i8").tobytes()).hex()
         return digest
@@ -275,6 +316,7 @@ class Selection:
         return {
             "digest": self.digest,
             "resolution": options.resolution,
+            "joined data sets": {join.name: [join.data_set, join.generation, join.digest] for join in options.joins},
             "captions": policy,
             "latents": options.latents,
             "fields": sorted(self.fields),
@@ -324,6 +366,8 @@ class Selection:
         normal = unicodedata.normalize("NFC", as_text("sample_id", sample_id))
         if normal in self._indices:
             return self._indices[normal]
+        if lacks := next((data_set for data_set, ids in self.missing.items() if normal in ids), None):
+            raise MissingEntry(f"sample {sample_id!r} of {self.options.called} is left out, as {lacks!r} has no part for it")
         row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
         if row is not None and not self.catalog.is_complete(row):
             command = self.options.layout.command(f"why {system.quoted(normal)}")
@@ -371,10 +415,12 @@ class Selection:
     def extras_beside(self, rows: Sequence[int], names: Collection[str]) -> Sequence[Mapping[str, Any]]:
         """The extra columns of each sample; empty if none has any. Raises BadInput for one of these names, or another that a batch has."""
         texts = take(self.catalog.extras, rows)
-        if all(text == _NO_EXTRAS for text in texts):
+        values = self.catalog.values
+        if not values and all(text == _NO_EXTRAS for text in texts):
             return ()
-        columns: list[dict[str, Any]] = [json.loads(text) for text in texts]
-        used = {*names, *SIZES, *(name for text in (*self.texts, *self.embeds) for name in text.block.names())}
+        published: list[dict[str, Any]] = [{name: column[row] for name, column in values.items()} for row in rows]
+        columns: list[dict[str, Any]] = [json.loads(text) | own for text, own in zip(texts, published, strict=True)]
+        used = {*names, *SIZES, *(name for text in (*self.texts, *self.embeds, *self.joined) for name in text.block.names())}
         for row, extras in zip(rows, columns, strict=True):
             if clash := sorted(used.intersection(extras)):
                 raise BadInput(

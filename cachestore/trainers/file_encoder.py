@@ -10,11 +10,12 @@ import numpy as np
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.inputs import caption_key
-from cachestore.core.keys import IMPORTED, Json, Key, Recipe, canonical, digest_text, input_key
+from cachestore.core.keys import Json, Key, Recipe, canonical, digest_text, input_key
 from cachestore.core.raw_tensors import Latents, Misplaced, Text, numbers
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
 from cachestore.core.spelling import option
 from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
+from cachestore.store.format.catalog import IMPORTED
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.families import Family
 from cachestore.trainers.matching import FileLocation, SideFacts

@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Final
 
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import IMPORTED, Json, Recipe
+from cachestore.core.keys import Json, Recipe
 from cachestore.core.spelling import option
 from cachestore.encode.batching.unit import Encoder
 from cachestore.encode.families import lookup
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.encoders import make_encoders
 from cachestore.jobs.start.declared_model import as_made
+from cachestore.store.format.catalog import IMPORTED
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Family, State, Width, families_of_pipeline

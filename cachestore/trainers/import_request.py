@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cachestore.core.errors import BadInput, RecipeMismatch
-from cachestore.core.keys import IMPORTED, Json
+from cachestore.core.errors import RecipeMismatch
+from cachestore.core.keys import Json
 from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.paths import Access
 from cachestore.jobs.share.report import Report
 from cachestore.sources.reading import CaptionLines
-from cachestore.store.format.catalog import Catalog
+from cachestore.store.format.catalog import IMPORTED, Catalog
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,12 +78,6 @@ class ImportRequest:
             if body[name] is not None and Path(body[name]).exists():
                 body[name] = str(Path(body[name]).absolute())
         return {**body, "encode": list(self.encode), IMPORTED: self.format}
-
-
-def check_kind(previous: Catalog) -> None:
-    """Raise BadInput for a data set that a program published: it has neither captions nor pictures, and one name has one kind."""
-    if not previous.has_sources:
-        raise BadInput(f"a program published the data set {previous.name!r}: pass another {option('name')}, or drop it", option="name")
 
 
 def made_otherwise(name: str, encoder: str) -> RecipeMismatch:

@@ -34,11 +34,12 @@ from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.commit import create_store
 from cachestore.store.write.listing_numbers import number_if_there
+from cachestore.store.write.publish import check_no_session
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan, remarks_of, scan_cache
 from cachestore.trainers.file_encoder import FileEncoder
 from cachestore.trainers.import_encoders import declared_encoders, family_of_cache, file_encoders
-from cachestore.trainers.import_request import ImportReport, ImportRequest, check_kind, has_no_sample_of, made_otherwise
+from cachestore.trainers.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.trainers.learned_buckets import buckets_in_words
 from cachestore.trainers.matching import ClipFrames
 from cachestore.trainers.sandbox import TorchFiles
@@ -171,6 +172,7 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
         kinds = scan.kinds_to_import(family)
         encoders = file_encoders(cache, scan, family, declared, kinds)
         plan = _plan(scan, encoders, about_source)
+        check_no_session(layout, request.name)
         compare = partial(check_name, encoders, scan)
         if (previous := newest_catalog(layout, request.name)) is not None:
             compare(previous)
@@ -250,8 +252,7 @@ def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sampl
 
 
 def check_name(encoders: Sequence[FileEncoder], scan: CacheScan, previous: Catalog) -> None:
-    """Raise RecipeMismatch if imported values would replace others under the same name, BadInput if a program published it."""
-    check_kind(previous)
+    """Raise RecipeMismatch if imported values would replace others under the same name."""
     fingerprints = {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders}
     for column in () if scan.request.replace else previous.columns:
         if fingerprints.get(column.encoder, column.fingerprint) != column.fingerprint:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore.care.collect import collect, drop
+from cachestore.care.collect import collect, compact, drop
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.store.format.line import list_line
 from tests.care.test_collect import age_all
@@ -85,6 +85,20 @@ def test_values_that_a_session_did_not_name_yet_stay_for_a_day(store):
     abandoned._show(abandoned._appender.close_segment())
     collected(store)
     assert list(store.snapshot.keys()) == [key("late")]
+
+
+def test_compact_leaves_values_that_a_session_did_not_name_yet(store):
+    """It left them behind in segments that it marked, and the next gc removed them."""
+    sessions = [store.session("own"), store.session("own")]
+    for number, session in enumerate(sessions):
+        session.put(key(f"late {number}"), {"x": np.ones(2, np.float32)})
+        session._show(session._appender.close_segment())
+    compact(store.layout.root)
+    collect(store.layout.root, apply=True, grace_seconds=0)
+    for number, session in enumerate(sessions):
+        session.set(f"{number}", x=key(f"late {number}"))
+        session.flush()
+    assert rows(store) == {f"{number}": {"x": key(f"late {number}")} for number in range(2)}
 
 
 def test_a_session_whose_values_are_gone_is_told(store):

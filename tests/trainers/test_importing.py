@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
-from cachestore.core.keys import IMPORTED, Recipe, digest_bytes
+from cachestore.core.keys import Recipe, digest_bytes
+from cachestore.store.format.catalog import IMPORTED
 from cachestore.store.read.rows import newest_catalog
 from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Width, family_named
@@ -73,6 +74,18 @@ def test_what_sd_scripts_cached_comes_out_bit_for_bit(data, store, family):
         assert sample["caption"] == picture.caption
         stored, _meta = entry(store, picture)
         assert torch.equal(stored["sd-scripts.latents_flipped"], trainers.latents_of(picture, family).flip(-1))
+
+
+def test_an_import_is_recorded_as_one_and_keeps_its_name_from_sessions_as_they_keep_theirs(data, store):
+    write_sd_scripts(data, "sdxl", ONE)
+    with cs.open(store, mode="a") as opened:
+        opened.publish("own", {})
+        with pytest.raises(BadInput, check=asks_for("name")):
+            bring("sd-scripts", data, store, data, name="own")
+        bring("sd-scripts", data, store, data, encode=["latents"])
+        assert opened.dataset("train").made == "imported"
+        with pytest.raises(BadInput, check=asks_for("name")):
+            opened.session("train")
 
 
 def test_progress_of_an_import_has_the_counts_that_precompute_gives(data, store):

@@ -13,7 +13,7 @@ import numpy as np
 
 from cachestore.core.batch_shapes import folded_shape
 from cachestore.core.errors import BadInput, EncodeFailed
-from cachestore.core.keys import IMPORTED, Json, Key, Recipe, digest_bytes, digest_opened
+from cachestore.core.keys import Json, Key, Recipe, digest_bytes, digest_opened
 from cachestore.core.raw_tensors import FLOATS, Raw, Scale, as_array, cast, folded, from_array, numbers, to_state
 from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.core.spelling import option
@@ -22,6 +22,7 @@ from cachestore.encode.pictures.buckets import CropBox, Size
 from cachestore.encode.pictures.clips import Clip, as_rate
 from cachestore.jobs.plan.encoders import encoders_of
 from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.store.format.catalog import IMPORTED
 
 if TYPE_CHECKING:
     from cachestore.encode.pictures.shots import Footage

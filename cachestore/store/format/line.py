@@ -14,7 +14,7 @@ from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.files.checksum import Buffer
 from cachestore.files.opening import names_in
-from cachestore.files.paths import BlockName, Layout, damaged, parse_block, parse_catalog, parse_dropped, parse_entry
+from cachestore.files.paths import BlockName, Layout, as_stored, damaged, parse_block, parse_catalog, parse_dropped, parse_entry
 from cachestore.files.table import (
     Digests,
     Repeated,
@@ -103,6 +103,13 @@ class Line:
     def highest(self) -> int:
         """The highest number in use."""
         return max(self.dropped, *self.tables, *self.entries, *(block.last for block in self.blocks), 0)
+
+    def has_all(self, number: int, highest: int) -> bool:
+        """Whether no entry above a number up to another is gone."""
+        try:
+            return bool(self.above(number, highest))
+        except FormatError:
+            return False
 
     def above(self, number: int, highest: int) -> list[int | BlockName]:
         """Return the entries above a number up to another, in order, as few files as cover them. Raises FormatError for a gap."""
@@ -198,7 +205,7 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> Entry:
         what: Any = header["what"]
         mark, before = str(header["mark"]), str(header["before"])
         above = int(header["above"])
-        is_home = (header["name"], header["number"]) == (name, _as_json(number)) and what in get_args(What)
+        is_home = (header["name"], header["number"]) == (as_stored(name), _as_json(number)) and what in get_args(What)
     except (KeyError, TypeError) as error:
         raise damaged(f"{path} lacks a field of an entry, or has a wrong one ({error})", path) from error
     if not is_home:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete
-from cachestore.core.keys import IMPORTED, Json, Key, Recipe, canonical, canonical_text, digest_parts
+from cachestore.core.keys import Json, Key, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
@@ -24,13 +24,13 @@ from cachestore.jobs.plan.columns import count_complete
 from cachestore.jobs.run.task import Cancel, OnProgress
 from cachestore.jobs.share.report import Report
 from cachestore.sources.tars import tars_at
-from cachestore.store.format.catalog import Catalog, Cell, make_column
+from cachestore.store.format.catalog import IMPORTED, Catalog, Cell, make_column
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.append import Appender
 from cachestore.store.write.commit import create_store
-from cachestore.store.write.publish import publish_catalog
+from cachestore.store.write.publish import check_no_session, publish_catalog
 from cachestore.store.write.writer import Store
-from cachestore.trainers.import_request import ImportReport, ImportRequest, check_kind, has_no_sample_of, made_otherwise
+from cachestore.trainers.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.trainers.table import WEBDATASET
 from cachestore.trainers.webdataset.exporting import refuse_given
 from cachestore.trainers.webdataset.groups import TarMembers, groups_in
@@ -127,6 +127,7 @@ class _TarsFound:
             texts=self.policy,
             prompts=self.prompts,
             listing=listing,
+            made="imported",
         )
 
 
@@ -160,6 +161,7 @@ class TarImport:
         began, others = time.monotonic(), list[str]()
         found = self._read(others)
         layout = Layout.at(self.store)
+        check_no_session(layout, self.name)
         if (previous := newest_catalog(layout, self.name)) is not None:
             self._check_name(found, previous)
         shared: list[str] = []
@@ -220,7 +222,6 @@ class TarImport:
         return found
 
     def _check_name(self, found: _TarsFound, previous: Catalog) -> None:
-        check_kind(previous)
         if self.may_replace:
             return
         ours = {(encoder, role): fingerprint for encoder, role, _options, fingerprint in found.columns}

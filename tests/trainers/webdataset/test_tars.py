@@ -21,6 +21,7 @@ from cachestore.core.keys import Key, Recipe
 from cachestore.files.paths import Layout, Mode
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import list_segments, open_layout
+from cachestore.store.write import publish as publishing
 from cachestore.trainers import export_target
 from cachestore.trainers.webdataset import exporting as tar_exporting
 from tests import fakes, pages
@@ -118,6 +119,26 @@ def test_everything_that_a_data_set_has_comes_back(tmp_path, store, out):
     assert cs.verify(tmp_path / "back").ok
     send(tmp_path / "back", tmp_path / "again")
     assert [path.read_bytes() for path in tars(tmp_path / "again")] == [path.read_bytes() for path in tars(out)]
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_tars_are_not_imported_under_a_name_that_sessions_use(tmp_path, sent, monkeypatch, moment):
+    with cs.open(tmp_path / "other", mode="a") as other:
+        if moment == "before":
+            other.session("train")
+        else:
+            fakes.overtaken(monkeypatch, publishing, "_check_keys", lambda: other.session("train"))
+        with pytest.raises(BadInput, check=asks_for("name")):
+            bring(sent, other.layout.root)
+        assert other.dataset("train").made == "published"
+
+
+def test_imported_tars_are_recorded_as_imported(tmp_path, sent):
+    bring(sent, tmp_path / "other")
+    with cs.open(tmp_path / "other", mode="a") as other:
+        assert other.dataset("train").made == "imported"
+        with pytest.raises(BadInput, check=asks_for("name")):
+            other.session("train")
 
 
 def tars(folder):

@@ -1,0 +1,185 @@
+"""Published tensors beside the rows of a data set, by sample id: in samples, batches, parts, mixes, workers and saved positions."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import cachestore as cs
+from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.store.read.rows import Rows
+from cachestore.train.batches import BucketBatchSampler
+from cachestore.train.dataset import CachedDataset
+from cachestore.train.joined import Join, read_state
+from cachestore.train.mixed import MixedDataset
+from tests.train.stores import Row, make_store, noise, recipes
+
+pytestmark = pytest.mark.torch
+
+IDS = [f"{number}.png" for number in range(6)]
+
+
+def vector(sample, turn=0):
+    return noise("dino", sample, turn, shape=[5])
+
+
+def publish(root, name, ids, *, turn=0, tensors=None, part="dino"):
+    """Publish a vector for each sample, or what `tensors` makes of its id; returns the generation."""
+    make = tensors or (lambda sample: {"value": vector(sample, turn)})
+    with cs.open(root, mode="a") as store:
+        with store.writer() as writer:
+            for sample in ids:
+                writer.put(cs.key(name, sample, part, str(turn)), make(sample))
+        return store.publish(name, {sample: {part: cs.key(name, sample, part, str(turn))} for sample in ids})
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name], name
+
+
+@pytest.fixture
+def root(tmp_path):
+    make_store(tmp_path, [Row(sample, bucket=(64, 48) if number % 2 else (48, 64)) for number, sample in enumerate(IDS)], recipes())
+    publish(tmp_path, "train/dino", IDS)
+    return tmp_path
+
+
+def test_a_sample_and_a_batch_have_the_joined_tensor_beside_their_own(root):
+    plain, data = CachedDataset(root), CachedDataset(root, join={"dino": "train/dino"})
+    for index, sample in enumerate(IDS):
+        found = data[index]
+        assert torch.equal(found.pop("dino"), torch.from_numpy(vector(sample)))
+        same(found, plain[index])
+    [bucket, *_rest] = data.buckets.values()
+    batch = data.read_batch(bucket)
+    same(batch, data.collate(data.__getitems__(bucket)))
+    assert batch["dino"].shape == (len(bucket), 5)
+    assert data.features["dino"].dtype == torch.float32
+    assert "dino" in data.fields
+    assert set(CachedDataset(root, join={"dino": "train/dino"}, fields={"dino"})[0]) == {"dino", "caption", "sample_id"}
+    assert data.joined == {"dino": ("train/dino", data.joined["dino"][1])}
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_workers_read_the_state_that_was_opened_even_if_it_lies_between_two_tables(root, handed_over):
+    with cs.open(root, mode="a") as store, store.session("train/dino") as session:
+        session.put(cs.key("late"), {"value": np.full(5, 7, np.float32)})
+        session.set(IDS[0], dino=cs.key("late"))
+        session.flush()
+        data = CachedDataset(root, join={"dino": "train/dino"}, captions="first")
+        session.remove(IDS[1])
+        session.flush()
+    if handed_over:  # as to a worker that spawn starts
+        data = pickle.loads(pickle.dumps(data))
+    loader = DataLoader(data, batch_sampler=[[0], [1]], collate_fn=data.collate, num_workers=1, multiprocessing_context="fork")
+    first, second = loader
+    assert first["dino"].tolist() == [[7] * 5]
+    assert torch.equal(second["dino"][0], torch.from_numpy(vector(IDS[1])))
+
+
+def test_samples_without_a_part_are_refused_or_counted_and_named(root, caplog):
+    publish(root, "some", IDS[2:])
+    with pytest.raises(BadInput, match=IDS[1]) as raised:
+        CachedDataset(root, join={"dino": "some"})
+    assert raised.value.option == "missing"
+    data = CachedDataset(root, join={"dino": "some"}, missing="drop")
+    assert list(data.ids) == IDS[2:]
+    assert data.missing == {"some": IDS[:2]}
+    assert IDS[0] in caplog.text
+    with pytest.raises(MissingEntry):
+        data.index(IDS[0])
+    assert list(pickle.loads(pickle.dumps(data)).ids) == IDS[2:]
+
+
+def test_several_tensors_and_several_parts_have_names_of_their_own(root):
+    publish(root, "two", IDS, tensors=lambda sample: {"cls": vector(sample), "map": noise(sample, shape=[2, 3])})
+    assert {"dino.cls", "dino.map"} < set(CachedDataset(root, join={"dino": "two"})[0])
+    with cs.open(root, mode="a") as store:
+        store.publish("parts", {s: {"a": cs.key("two", s, "dino", "0"), "b": cs.key("train/dino", s, "dino", "0")} for s in IDS})
+    assert {"dino.a.cls", "dino.a.map", "dino.b"} < set(CachedDataset(root, join={"dino": "parts"})[0])
+
+
+def test_a_key_for_each_variant_goes_with_it_and_one_of_the_whole_picture_with_all(root):
+    with cs.open(root, mode="a") as store:
+        one, other = cs.key("train/dino", IDS[0], "dino", "0"), cs.key("train/dino", IDS[1], "dino", "0")
+        store.publish("both", {IDS[0]: {"dino": one}, IDS[1]: {"dino": [one, other]}, "not there": {"dino": one}})
+        catalog = read_state(store, "train", None)
+        [joined] = Join.read(store, "dino", "both", catalog, 2).columns
+        assert [joined.column.row_keys(row) for row in range(3)] == [[one, one], [one, other], []]
+        with pytest.raises(BadInput) as raised:
+            Join.read(store, "dino", "both", catalog, 3)
+    assert raised.value.option == "join"
+
+
+@pytest.mark.parametrize(
+    ("join", "option"),
+    [
+        ({"dino": "nowhere"}, "name"),
+        ({"dino": ("train/dino", 99)}, "generation"),
+        ({"dino": "train"}, "join"),
+        ({"latents": "train/dino"}, "join"),
+        ({"prompt_embeds": "train/dino"}, "join"),
+        ({"dino": ("train/dino", 1, 2)}, "join"),
+        ("train/dino", "join"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_with_the_argument(root, join, option):
+    with pytest.raises(BadInput) as raised:
+        CachedDataset(root, join=join)
+    assert raised.value.option == option
+
+
+def test_a_saved_position_is_of_the_joined_generation(root):
+    first = CachedDataset(root, join={"dino": "train/dino"})
+    state = BucketBatchSampler(first, batch_size=2, rank=0, num_replicas=1).state_dict()
+    number = first.joined["dino"][1]
+    publish(root, "train/dino", IDS, turn=1)
+    newer, pinned = CachedDataset(root, join={"dino": "train/dino"}), CachedDataset(root, join={"dino": ("train/dino", number)})
+    BucketBatchSampler(pinned, batch_size=2, rank=0, num_replicas=1).load_state_dict(state)
+    with pytest.raises(BadInput) as raised:
+        BucketBatchSampler(newer, batch_size=2, rank=0, num_replicas=1).load_state_dict(state)
+    assert raised.value.option == "join"
+    assert pinned.content != newer.content
+    assert not newer.is_pinned
+    assert CachedDataset(root, join={"dino": ("train/dino", number)}, generation=newer.generation).is_pinned
+
+
+def test_a_published_data_set_is_read_by_itself(root):
+    with cs.open(root, mode="a") as store:
+        keys = np.frombuffer(b"".join(cs.key("train/dino", s, "dino", "0") for s in IDS), np.uint8).reshape(-1, 16)
+        store.publish("scored", Rows(IDS, {"dino": keys}, columns={"score": [0.5] * len(IDS)}))
+    data = pickle.loads(pickle.dumps(CachedDataset(root, "scored")))
+    assert data[2]["score"] == 0.5
+    batch = next(iter(cs.make_loader(data, batch_size=len(IDS), framework="single", shuffle=False)))
+    assert torch.equal(batch["dino"], torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
+    with pytest.raises(BadInput):
+        data.check(model=root)
+
+
+@pytest.fixture(scope="module")
+def of_one_bucket(tmp_path_factory):
+    root = tmp_path_factory.mktemp("law")
+    make_store(root, [Row(sample) for sample in IDS], recipes())
+    publish(root, "train/dino", IDS)
+    return root
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(IDS), min_size=1, max_size=8), st.integers(0, 3))
+def test_a_join_commutes_with_parts_and_mixes(of_one_bucket, chosen, epoch):
+    root = of_one_bucket
+    plain, data = CachedDataset(root), CachedDataset(root, join={"dino": "train/dino"})
+    part, mixed = data.select(chosen), MixedDataset([data.select(chosen), data], weights=[1, 0.5])
+    bare, bare_mix = plain.select(chosen), MixedDataset([plain.select(chosen), plain], weights=[1, 0.5])
+    for one, other in ((part, bare), (mixed, bare_mix)):
+        one.set_epoch(epoch)
+        other.set_epoch(epoch)
+        batch, expected = one.read_batch(range(len(one))), other.read_batch(range(len(other)))
+        assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
+        same(batch, expected)
