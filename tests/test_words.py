@@ -31,8 +31,8 @@ NAMES = {"Start": "Invocation", "count_start": "count_invocation", "is_kept": "i
 ALLOWED = (
     "care/collect.py:condemned",  # a field of `gc --json`
     "core/samples.py:share",  # public, of cs.Source
+    "jobs/share/history.py:share",  # a field of `report --json`
     "train/dataset.py:share",  # public, of CachedDataset.split
-    "report/numbers.py:share",  # a field of `report --json`
     "scripts/bench/encode.py:share_of_matmul",  # a field of its --json
     "jobs/share/progress.py:beat_age_seconds",  # a field of `status --json`
     "jobs/share/workers.py:Beat",  # one record; `Heartbeat` is what writes it

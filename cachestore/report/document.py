@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Final
 
 from cachestore.core.words import first_of, listed
+from cachestore.jobs.share.history import Pass, RankNumbers
 from cachestore.jobs.start.forecast import left_out_in_words
 from cachestore.report.charts import bar, histogram, neighbours, segment_map
 from cachestore.report.html import (
@@ -26,7 +27,7 @@ from cachestore.report.html import (
     table,
     words,
 )
-from cachestore.report.numbers import Captions, ColumnNumbers, Damage, Gallery, Pass, Picture, RankNumbers, ReportNumbers, Thumbnail
+from cachestore.report.numbers import Captions, ColumnNumbers, Damage, Gallery, Picture, ReportNumbers, Thumbnail
 from cachestore.report.style import STYLE
 from cachestore.sources.unused import REASONS
 from cachestore.store.format.catalog import HAVE_SOURCES, MADE

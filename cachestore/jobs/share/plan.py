@@ -356,7 +356,9 @@ def plan_of_keys(recipe: Recipe, keys: Iterable[Key], *, name: str = "", rows: M
 
 
 def publish_plan(layout: Layout, plan: Plan) -> None:
-    """Publish a plan. If it is there already, it is the same."""
+    """Publish a plan, unless it is there already: then it is the same."""
+    if is_published(layout, plan.name):
+        return
     columns: dict[str, Column] = {
         **string_columns("ids", plan.ids),
         "captions/at": number_column(plan.captions_at),

@@ -204,6 +204,11 @@ class Catalog:
         """The captions of a row."""
         return [self.captions[index] for index in range(self.captions_at[row], self.captions_at[row + 1])]
 
+    def row_images(self, row: int) -> dict[str, Sequence[str]]:
+        """The references of a row's images by role; roles without any are left out."""
+        found = {role: references[at[row] : at[row + 1]] for role, (at, references) in self.images.items()}
+        return {role: some for role, some in found.items() if len(some)}
+
     def prompt_keys(self) -> Iterator[tuple[Key, str]]:
         """The key of each text of the prompts, for each text encoder, with the text."""
         texts = dict.fromkeys(text for pair in self.prompts for text in pair)

@@ -13,8 +13,9 @@ from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import did_you_mean, first_of
 from cachestore.files.paths import BlockName, Layout, damaged
 from cachestore.files.table import Digests, Repeated, offsets_of, run_of
-from cachestore.store.format.catalog import HAVE_SOURCES, NO_KEY, Catalog, KeyColumn, Kind, Made, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import NO_KEY, Catalog, KeyColumn, Kind, Made, list_names, read_catalog
 from cachestore.store.format.line import Changes, add_change, lay, list_line, made_column, read_entry, typed_values
+from cachestore.store.read.unfinished import not_there
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +56,7 @@ class Rows:
     def read(cls, given: object) -> "Rows":
         """Return what a caller passes as rows: Rows, or `{id: {part: key or keys}}`. Of a pass, the keys alone. Raises BadInput."""
         if isinstance(given, Rows):
-            return cls.of(_bare(given.parts, given.catalog)) if given.made in HAVE_SOURCES else given
+            return cls.of(_bare(given.parts, given.catalog)) if given.catalog.has_sources else given
         rows = as_mapping("rows", given, "cs.Rows, or a mapping {id: {part: key}}")
         ids = [as_text("an id", one) for one in rows]
         cells = [as_mapping(f"rows[{one!r}]", rows[one], "a mapping {part: key}") for one in ids]
@@ -126,7 +127,7 @@ class Rows:
     def columns(self) -> Mapping[str, Sequence[Any]]:
         """The columns by name. Of a data set that `precompute` made: `captions`, the references of each role, and its extra columns."""
         catalog = self._catalog
-        if catalog.made not in HAVE_SOURCES:
+        if not catalog.has_sources:
             return catalog.values
         found: dict[str, Sequence[Any]] = {"captions": [catalog.row_captions(row) for row in range(len(catalog))]}
         for role, (at, references) in catalog.images.items():
@@ -264,7 +265,7 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
             if line.is_there and number is None:
                 raise damaged(f"{layout.root}: all tables of the data set {name!r} are missing", layout.catalog(name, line.highest))
             there = [each for each in list_names(layout) if list_line(layout, each).is_there]
-            raise no_data_set(layout, name, there) if number is None else _no_number(layout, name, number)
+            raise not_there(layout, name, there) if number is None or name not in there else _no_number(layout, name, number)
         if number is not None and (number > line.highest or not (line.entries or line.blocks or number in line.tables)):
             raise _no_number(layout, name, number)
         last = line.highest if number is None else number

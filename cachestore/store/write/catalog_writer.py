@@ -11,7 +11,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
-from cachestore.store.format.catalog import FACTS, FORMAT, HAVE_SOURCES, VERSION, Catalog, encode_values
+from cachestore.store.format.catalog import FACTS, FORMAT, VERSION, Catalog, encode_values
 
 DROPPED_FORMAT: Final = "cachestore-dropped"
 DROPPED_VERSION: Final = 1
@@ -47,7 +47,7 @@ def _stats(catalog: Catalog) -> list[Column]:
 
 def draft_of(catalog: Catalog) -> Draft:
     """Encode the header and columns of a catalog. Writes no file."""
-    has_sources = catalog.made in HAVE_SOURCES
+    has_sources = catalog.has_sources
     columns: dict[str, Column] = string_columns("ids", catalog.ids)
     if has_sources:
         columns |= {"captions/at": number_column(catalog.captions_at), **string_columns("captions", catalog.captions)}

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from cachestore.core.arguments import as_mapping, as_text
-from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, FormatError, Incomplete, MissingEntry, WriteFailed
+from cachestore.core.errors import (
+    BadInput,
+    CacheStoreError,
+    CorruptEntry,
+    FormatError,
+    Incomplete,
+    MissingEntry,
+    Superseded,
+    WriteFailed,
+)
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
@@ -49,11 +58,12 @@ from cachestore.store.format.line import FORMAT as CHANGES_FORMAT
 from cachestore.store.format.line import VERSION as CHANGES_VERSION
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.reader import AnyKey
-from cachestore.store.read.rows import Rows, cell_of, read_data_set
+from cachestore.store.read.rows import Rows, cell_of, newest_catalog, read_data_set
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.read.unfinished import list_unfinished
 from cachestore.store.write.append import Appender
 from cachestore.store.write.catalog_writer import Draft, draft_of, mark_dropped, publish_draft
+from cachestore.store.write.commit import publish_recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -466,6 +476,32 @@ def publish_known(store: "Store", name: str, read: Callable[[], Catalog]) -> int
             publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
     raise _too_busy(layout, name)
+
+
+def publish_catalog(store: "Store", catalog: Catalog, keys: Collection[Key], compare: Callable[[Catalog], object]) -> Catalog:
+    """Publish a data set that was made elsewhere, with its recipes, unless its newest generation is the same. Returns it as it is there.
+
+    `keys` are all that it names. `compare` gets the newest generation, if there is one, and raises if this must not follow it. Raises
+    BadInput for keys that are not in the store, Superseded if a newer listing was published, Incomplete if others do not stop.
+    """
+    layout, name, draft = store.layout, catalog.name, draft_of(catalog)
+    named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), Rows.of(catalog).samples_of)
+    for recipe in catalog.recipes.values():
+        publish_recipe(layout, recipe)
+    for _try in range(_UPDATE_TRIES):
+        last = list_line(layout, name).highest  # before the rest: what is published from here on takes the number
+        check_no_session(layout, name)
+        previous = newest_catalog(layout, name)
+        if previous is not None and previous.listing > catalog.listing:
+            raise Superseded(f"another run published the data set {name!r} meanwhile: run the same command again")
+        if previous is not None:
+            compare(previous)
+        _check_keys(store, name, named)
+        if previous is not None and (draft.digest, tuple(catalog.prompts)) == (previous.digest, tuple(previous.prompts)):
+            return replace(catalog, generation=previous.generation, digest=draft.digest)
+        if publish_draft(layout, draft, after=last):
+            return replace(catalog, generation=last + 1, digest=draft.digest)
+    raise _too_busy(layout, name, _UPDATE_TRIES)
 
 
 class _Overtaken(Exception):

@@ -210,6 +210,14 @@ def test_tables_and_blocks_are_the_same_whoever_makes_them_and_a_lost_one_costs_
     assert store.layout.catalog("own", table).read_bytes() == before
 
 
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_generation_that_there_never_was_is_refused(store, number):
+    store.publish("own", {"a": {"x": KEYS[0]}})
+    store.publish("own", {"a": {"x": KEYS[1]}})
+    with pytest.raises(BadInput, check=fakes.asks_for("generation")):
+        store.dataset("own", number)
+
+
 def test_an_entry_that_is_gone_is_a_loss_that_is_named(store):
     session, number = store.session("own"), 0
     for sample in "abc":
