@@ -150,14 +150,21 @@ def list_line(layout: Layout, name: str) -> Line:
 
 
 def encode_entry(name: str, number: int | BlockName, entry: Entry) -> list[Buffer]:
-    """Return the bytes of an entry that is not whole, or of a block. They contain name and number, so that a renamed file is noticed."""
+    """Return the bytes of an entry that is not whole, or of a block. They contain name and number, so that a renamed file is noticed.
+
+    Columns that say nothing are left out: `removed` if no row is, `set` if all rows have the part, `at` if each has one key of it.
+    """
     rows = entry.changes
     parts = sorted({part for row in rows.values() for part in row.parts})
-    columns = {**string_columns("ids", list(rows)), "removed": number_column(int(row.is_removed) for row in rows.values())}
+    columns = string_columns("ids", list(rows))
+    if any(row.is_removed for row in rows.values()):
+        columns["removed"] = number_column(int(row.is_removed) for row in rows.values())
     for index, part in enumerate(parts):
         cells = [row.parts.get(part) for row in rows.values()]
-        columns[f"part/{index}/set"] = number_column(int(listed is not None) for listed in cells)
-        columns[f"part/{index}/at"] = number_column(offsets_of(0 if listed is None else len(listed) for listed in cells))
+        if None in cells:
+            columns[f"part/{index}/set"] = number_column(int(listed is not None) for listed in cells)
+        if any(listed is None or len(listed) != 1 for listed in cells):
+            columns[f"part/{index}/at"] = number_column(offsets_of(0 if listed is None else len(listed) for listed in cells))
         columns[f"part/{index}/keys"] = digest_column([key for listed in cells for key in listed or ()], width=KEY_BYTES)
     header: dict[str, Json] = {
         "name": name,
@@ -191,7 +198,8 @@ def read_entry(layout: Layout, name: str, number: int | BlockName) -> Entry:
     if entry.what == "whole":
         return replace(entry, table=read_catalog(path, generation=_as_number(number), io="mmap"))
     table = read_table(path, FORMAT, VERSION)
-    ids, removed = table.strings("ids"), table.numbers("removed")
+    ids = table.strings("ids")
+    removed = table.numbers("removed") if "removed" in table.columns else Repeated(0, len(ids))
     rows = {sample: RowChange(bool(gone)) for sample, gone in zip(ids, removed, strict=False)}
     is_whole = len(removed) == len(ids) == len(rows)
     for index, part in enumerate(table.header["parts"] if is_whole else ()):
@@ -228,7 +236,9 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> Entry:
 
 def _read_part(table: Table, prefix: str, part: str, rows: Sequence[RowChange]) -> bool:
     """Add the keys of a part to rows. Returns whether the columns fit the rows."""
-    at, keys, is_set = table.numbers(f"{prefix}/at"), table.digests(f"{prefix}/keys", KEY_BYTES), table.numbers(f"{prefix}/set")
+    keys = table.digests(f"{prefix}/keys", KEY_BYTES)
+    at = table.numbers(f"{prefix}/at") if f"{prefix}/at" in table.columns else range(len(rows) + 1)
+    is_set = table.numbers(f"{prefix}/set") if f"{prefix}/set" in table.columns else Repeated(1, len(rows))
     if not (len(is_set) == len(rows) == len(at) - 1 and at[0] == 0 and at[-1] == len(keys) and never_falls(at)):
         return False
     for row, (change, was_set) in enumerate(zip(rows, is_set, strict=True)):

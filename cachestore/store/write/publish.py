@@ -29,6 +29,7 @@ from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.locks import locked
 from cachestore.files.marker import noticing_its_end
+from cachestore.files.opening import status_of
 from cachestore.files.paths import BlockName, Layout, as_stored
 from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests, open_table, read_header, run_of
@@ -258,6 +259,8 @@ def _link_entry(store: "Store", entry: _Next, named: _Named) -> int:
             raise BadInput(f"the data set {entry.name!r} in {layout.root} was dropped meanwhile: begin a new session", option="name")
         _check_keys(store, entry.name, named)
         number = line.highest + 1
+        if status_of(layout.entry(entry.name, number)) is not None:  # another process was faster: write nothing in vain
+            continue
         if entry.publish_as(number, last) and _is_in_line(layout, entry.name, number, entry.mark):
             return number
     raise _too_busy(layout, entry.name, _TRIES)

@@ -70,6 +70,13 @@ def test_an_entry_is_read_as_it_was_written(tmp_path_factory, listed, as_block):
     assert list(read_entry(layout, "own", number).changes) == list(entry.changes)
 
 
+def test_rows_of_one_key_each_take_little_more_than_ids_and_keys():
+    """Columns that say nothing took half of the bytes."""
+    changes = {f"{number:08}": RowChange(parts={"x": (Key(b"1" * 16),)}) for number in range(1000)}
+    plain = b"".join(map(bytes, encode_entry("own", 7, Entry("changes", "5" * 32, "", 1000, changes))))
+    assert len(plain) < 1000 * (8 + 8 + 16) + 1500
+
+
 def test_an_entry_under_another_number_or_name_is_refused(tmp_path):
     layout = create_store(tmp_path / "store")
     entry = Entry("changes", "5" * 32, "", 1, {"a": RowChange(parts={"x": (Key(b"1" * 16),)})})
