@@ -21,24 +21,24 @@ _START: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """One JPEG on disk under many names. Each copy has a comment of its own, so that no two have the same bytes. Implements `Files`."""
+    """One JPEG on disk under many names. Each copy has a comment of its own, so that no two have equal bytes. Implements `SourceFiles`."""
 
     path: Path
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """As `Files.read`."""
+        """As `SourceFiles.read`."""
         data, comment = self.path.read_bytes(), reference.encode()
         marked = b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment
         return b"".join((data[:_START], marked, data[_START:])), NO_STAT
 
     @contextmanager
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
-        """As `Files.open`."""
+        """As `SourceFiles.open`."""
         data, stat = self.read(reference)
         yield io.BytesIO(data), stat
 
     def stat(self, reference: str) -> Stat | None:
-        """As `Files.stat`."""
+        """As `SourceFiles.stat`."""
         del reference
         return NO_STAT
 

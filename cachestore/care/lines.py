@@ -14,7 +14,7 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import BlockName, Layout, parse_block, parse_catalog, parse_entry
 from cachestore.files.removal import is_older
 from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, read_catalog
-from cachestore.store.format.line import Changes, Entry, Line, add_change, empty_table, lay, list_line, path_of, read_entry
+from cachestore.store.format.line import Changes, Line, LineEntry, add_change, empty_table, lay, list_line, path_of, read_entry
 from cachestore.store.read.rows import read_data_set
 from cachestore.store.read.unfinished import list_data_sets
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
@@ -155,7 +155,7 @@ def _newest_table(layout: Layout, line: Line) -> Catalog | None:
     return None
 
 
-def _entry_from(layout: Layout, line: Line, number: int) -> tuple[Entry | None, int]:
+def _entry_from(layout: Layout, line: Line, number: int) -> tuple[LineEntry | None, int]:
     """Return the longest block that begins with this number, or the entry, that can be read; and its last number."""
     blocks = sorted((block for block in line.blocks if block.first == number), reverse=True)
     for which in [*blocks, *([number] if number in line.entries else [])]:

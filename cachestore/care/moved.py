@@ -13,7 +13,7 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.plan.planning import files_of_request
 from cachestore.sources.combined import Moved, at_new_paths, files_of, labels_of
-from cachestore.sources.files import Files
+from cachestore.sources.files import SourceFiles
 from cachestore.store.format.catalog import Catalog
 
 
@@ -61,7 +61,7 @@ def request_at(request: PrecomputeRequest, moved: NewPaths) -> PrecomputeRequest
     return replace(request, **moved.models, **moved.data)
 
 
-def files_where_they_are(hints: Mapping[str, Json], moved: NewPaths, layout: Layout) -> Files:
+def files_where_they_are(hints: Mapping[str, Json], moved: NewPaths, layout: Layout) -> SourceFiles:
     """Return a reader of a pass's files, from the request that the pass recorded. Files of a source in memory are reported as missing."""
     try:
         return files_of_request(request_at(PrecomputeRequest.from_hints(hints, store=str(layout.root)), moved))

@@ -30,7 +30,7 @@ from cachestore.jobs.plan.planning import files_of_request
 from cachestore.jobs.share.workers import host_name
 from cachestore.jobs.start.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.sources.combined import files_of
-from cachestore.sources.files import Files
+from cachestore.sources.files import SourceFiles
 from cachestore.store.format.catalog import MADE, NO_INPUT, Catalog, KeyColumn, list_names
 from cachestore.store.format.findings import HARMLESS, DamagedEntry, Finding, one_each
 from cachestore.store.read.reader import Reader
@@ -83,7 +83,7 @@ class _Maker:
     """The encoder of some columns, and the files that it reads. Implements `unit.Read`."""
 
     encoder: Encoder
-    files: Files
+    files: SourceFiles
 
     def __call__(self, reference: str, /) -> bytes:
         return self.files.read(reference)[0]

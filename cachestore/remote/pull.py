@@ -46,7 +46,7 @@ from cachestore.remote.transfer import (
     segments_of,
 )
 from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, read_catalog
-from cachestore.store.format.line import Changes, Entry, add_change, encode_entry, list_line, read_entry
+from cachestore.store.format.line import Changes, LineEntry, add_change, encode_entry, list_line, read_entry
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
 from cachestore.store.write.publish import Session, newest_header
@@ -162,7 +162,7 @@ class _Pull(StoreTransfer):
         header = newest_header(layout, name)
         if header is None or header["made"] in HAVE_SOURCES or generation <= here:
             return
-        fence = Entry("fence", secrets.token_hex(16), "")
+        fence = LineEntry("fence", secrets.token_hex(16), "")
         publish(layout, layout.entry(name, generation), encode_entry(name, generation, fence), read_only=True)
         changes = Changes()
         for number in (number for number in list_line(layout, name).entries if here < number <= generation):

@@ -20,7 +20,7 @@ from cachestore.core.keys import Json, Key, digest_bytes
 from cachestore.core.samples import VIDEO, Source
 from cachestore.report.numbers import ClipFile, Picture
 from cachestore.sources.combined import Moved, at_new_paths, files_of, files_of_sources
-from cachestore.sources.files import Files
+from cachestore.sources.files import SourceFiles
 from cachestore.store.format.catalog import Catalog, Cell, KeyColumn
 from cachestore.train.facts import crop_of, is_flipped
 
@@ -83,7 +83,7 @@ def find_originals(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLa
     return [_original(files, catalog.row_images(one.row).get(column.role, ()), one, decode) for one in shown]
 
 
-def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:
+def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> SourceFiles | None:
     found: Json = catalog.request.get(column.encoder)
     hints = cast("dict[str, Json]", found) if isinstance(found, dict) else {}
     listed: Json = hints.get("sources")
@@ -106,7 +106,7 @@ def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files |
 _Decode = Callable[[bytes, SampleLatents], "tuple[list[Image], ClipFile | None]"]
 
 
-def _original(files: Files, references: Sequence[str], one: SampleLatents, decode: _Decode) -> Original:
+def _original(files: SourceFiles, references: Sequence[str], one: SampleLatents, decode: _Decode) -> Original:
     others: list[Original] = []
     for reference in references:
         data = _read(files, reference)
@@ -116,7 +116,7 @@ def _original(files: Files, references: Sequence[str], one: SampleLatents, decod
     return next((other for other in others if other.state != "missing"), Original("missing"))
 
 
-def _read(files: Files, reference: str) -> bytes | Original:
+def _read(files: SourceFiles, reference: str) -> bytes | Original:
     try:
         stat = files.stat(reference)
         if stat is None:

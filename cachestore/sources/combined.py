@@ -18,7 +18,7 @@ from cachestore.core.keys import Json, canonical, digest_parts, digest_text
 from cachestore.core.samples import Sample, Source
 from cachestore.core.words import first_of
 from cachestore.files.paths import is_temporary
-from cachestore.sources.files import Files, Folder, Routed
+from cachestore.sources.files import Folder, Routed, SourceFiles
 from cachestore.sources.folders import beside_tars, list_source
 from cachestore.sources.listing import Listing
 from cachestore.sources.memory import asked_files, list_objects, list_rows
@@ -47,7 +47,7 @@ def list_path(data: str | Path, how: ListingOptions = PLAIN) -> Listing:
     return list_source(data, how)
 
 
-def files_of(data: str | Path) -> Files:
+def files_of(data: str | Path) -> SourceFiles:
     """The files that references of a path lead to. Lists tars only. Raises BadInput."""
     tars = tars_at(data)
     if tars is not None:
@@ -176,8 +176,8 @@ def is_alone(sources: Sequence[Source]) -> bool:
     return len(sources) == 1 and not sources[0].name and sources[0].share == 1
 
 
-def _together(holders: Mapping[str, Files]) -> Files:
-    def route(reference: str) -> tuple[Files, str]:
+def _together(holders: Mapping[str, SourceFiles]) -> SourceFiles:
+    def route(reference: str) -> tuple[SourceFiles, str]:
         label, _slash, own = reference.partition("/")
         if label not in holders:
             raise FileNotFoundError(f"no source is called {label!r}, but {reference!r} should be in it")
@@ -186,12 +186,12 @@ def _together(holders: Mapping[str, Files]) -> Files:
     return Routed(route)
 
 
-def files_in_memory(in_memory: InMemory) -> Files:
+def files_in_memory(in_memory: InMemory) -> SourceFiles:
     """The files that workers may ask for, as `number/reference`. `list_rows` uses the same form."""
     return _together({str(number): listing for number, listing in in_memory.items()})
 
 
-def files_of_sources(sources: Sequence[Source]) -> Files:
+def files_of_sources(sources: Sequence[Source]) -> SourceFiles:
     """The files that references of these sources lead to. Lists tars only. Raises BadInput."""
     files = [
         asked_files(pipe_files(os.environ), str(number)) if source.data == IN_MEMORY else files_of(source.data)

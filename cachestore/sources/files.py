@@ -48,7 +48,7 @@ UNREAD_SUFFIXES: Final = (
 """Endings of pictures and videos that are not decoded here. They are known only to name such files."""
 
 
-class Files(Protocol):
+class SourceFiles(Protocol):
     """Files by reference. All methods may be called from several threads."""
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
@@ -71,7 +71,7 @@ class Folder:
     root: Path
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """As `Files.read`. Raises OSError, also if the path is not a regular file, or is too large, or changes while it is read."""
+        """As `SourceFiles.read`. Raises OSError, also if the path is not a regular file, or is too large, or changes while it is read."""
         path = self.root / reference
         with _unchanged(path) as (file, before):
             refuse_size(path, before.st_size)
@@ -82,12 +82,12 @@ class Folder:
 
     @contextmanager
     def open(self, reference: str) -> Generator[tuple[BinaryIO, Stat]]:
-        """As `Files.open`. Raises as `read`."""
+        """As `SourceFiles.open`. Raises as `read`."""
         with _unchanged(self.root / reference) as (file, before):
             yield file, proof_of(before)
 
     def stat(self, reference: str) -> Stat | None:
-        """As `Files.stat`."""
+        """As `SourceFiles.stat`."""
         try:
             return stat_of(os.stat(os.path.join(self.root, reference)))  # noqa: PTH116, PTH118 - of a million files: a third of the time
         except OSError:
@@ -98,7 +98,7 @@ class Folder:
 class Routed:
     """Joins several holders of files into one."""
 
-    route: Callable[[str], tuple[Files, str]]
+    route: Callable[[str], tuple[SourceFiles, str]]
     """Returns the holder of a reference, and its reference there. Raises OSError if there is none."""
 
     def read(self, reference: str) -> tuple[bytes, Stat]:

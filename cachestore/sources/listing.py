@@ -15,7 +15,7 @@ from cachestore.core.keys import canonical, digest_opened, digest_parts
 from cachestore.core.samples import IMAGE, MASK, VIDEO, Sample
 from cachestore.files.opening import open_foreign
 from cachestore.sources.captions import MANIFEST_BYTES, normal
-from cachestore.sources.files import Files, Folder
+from cachestore.sources.files import Folder, SourceFiles
 from cachestore.sources.reading import ListingOptions
 from cachestore.sources.remarks import Refused, Remarks
 from cachestore.sources.rows import check_columns
@@ -32,7 +32,7 @@ Parse = Callable[["Remarks"], Iterator[Sample]]
 class Listing:
     """What a source lists, and how its files are read."""
 
-    files: Files
+    files: SourceFiles
     content: str
     """Digest of a manifest's bytes, or of the ids, captions and references of a folder."""
     walk: Parse
@@ -53,15 +53,15 @@ class Listing:
         return self.walk(remarks or Remarks())
 
     def read(self, reference: str) -> tuple[bytes, Stat]:
-        """As `Files.read`."""
+        """As `SourceFiles.read`."""
         return self.files.read(reference)
 
     def open(self, reference: str) -> AbstractContextManager[tuple[BinaryIO, Stat]]:
-        """As `Files.open`."""
+        """As `SourceFiles.open`."""
         return self.files.open(reference)
 
     def stat(self, reference: str) -> Stat | None:
-        """As `Files.stat`."""
+        """As `SourceFiles.stat`."""
         return self.files.stat(reference)
 
 
@@ -80,7 +80,7 @@ def with_alpha(listing: Listing) -> Listing:
     return replace(listing, content=digest_parts("cachestore-alpha", listing.content).hex(), walk=walk)
 
 
-def list_samples(files: Files, parse: Parse, where: Path | str, how: ListingOptions) -> Listing:
+def list_samples(files: SourceFiles, parse: Parse, where: Path | str, how: ListingOptions) -> Listing:
     """List a source by parsing it now; the samples stay in memory. Raises BadInput if it has samples and none of them can be used."""
     seen = Remarks()
     samples = tuple(_checked(parse, where, how, seen))

@@ -23,7 +23,7 @@ from cachestore.core.words import first_of
 from cachestore.files.opening import open_foreign
 from cachestore.files.paths import Layout
 from cachestore.files.publish import make_folder
-from cachestore.sources.files import Files, Folder, Routed
+from cachestore.sources.files import Folder, Routed, SourceFiles
 from cachestore.sources.listing import Listing, list_samples
 from cachestore.sources.reading import PLAIN, ListingOptions
 from cachestore.sources.remarks import Remarks, taken
@@ -45,7 +45,7 @@ class _PictureRef:
 
 @dataclass(slots=True)
 class Memory:
-    """`Files` in the caller's memory. A part of their digest is the stamp of their stat records: equal ones are unchanged."""
+    """`SourceFiles` in the caller's memory. A part of their digest is the stamp of their stat records: equal ones are unchanged."""
 
     fetch: Callable[[_PictureRef], object]
     refs: dict[str, _PictureRef] = field(default_factory=dict[str, _PictureRef])
@@ -308,7 +308,7 @@ def write_rows(layout: Layout, listing: Listing, prefix: str) -> Path:
     return path
 
 
-def list_rows(path: Path, files: Files | None) -> Listing:
+def list_rows(path: Path, files: SourceFiles | None) -> Listing:
     """List the samples of `write_rows` in a worker. Pictures in memory are asked for through `files`. Raises BadInput for another file."""
     with open_foreign(path) as file:
         head: Any = json.loads(file.readline() or b"null")
@@ -325,10 +325,10 @@ def list_rows(path: Path, files: Files | None) -> Listing:
     return list_samples(asked_files(files, body["asked_as"]), parse, path, PLAIN)
 
 
-def asked_files(files: Files | None, prefix: str) -> Files:
+def asked_files(files: SourceFiles | None, prefix: str) -> SourceFiles:
     """The files of a source in another process's memory, in a worker: pictures in memory are asked for through `files`, by `prefix`."""
 
-    def route(reference: str) -> tuple[Files, str]:
+    def route(reference: str) -> tuple[SourceFiles, str]:
         if not reference.startswith(MEMORY):
             return folder, reference
         if files is None:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, cast
 from cachestore.core import system
 from cachestore.core.inputs import Stat
 from cachestore.files.frames import Frame, Frames, frame
-from cachestore.sources.files import Files
+from cachestore.sources.files import SourceFiles
 
 PIPE: Final = "CACHESTORE_ASK"
 """Environment variable with the worker's descriptors: `<read>,<write>`."""
@@ -29,7 +29,7 @@ _CHUNK: Final = 1 << 20
 class Answers:
     """Answers the questions of workers, in the thread that calls `serve`."""
 
-    def __init__(self, pictures: Files) -> None:
+    def __init__(self, pictures: SourceFiles) -> None:
         self._pictures = pictures
         self._selector = selectors.DefaultSelector()
         self._lines: list[_Line] = []
@@ -61,7 +61,7 @@ class Answers:
 class _Line:
     """The caller's ends of one worker's pipes. Never blocks: what the worker does not take yet waits here."""
 
-    def __init__(self, pictures: Files, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
+    def __init__(self, pictures: SourceFiles, selector: selectors.BaseSelector, questions: int, answers: int) -> None:
         self._pictures, self._selector = pictures, selector
         self._in, self._out = questions, answers
         self._questions = Frames()
@@ -101,7 +101,7 @@ class _Line:
             os.close(descriptor)
 
 
-def _answer(pictures: Files, question: Mapping[str, Any]) -> bytes:
+def _answer(pictures: SourceFiles, question: Mapping[str, Any]) -> bytes:
     try:
         if question["do"] == "stat":
             return frame({"stat": pictures.stat(question["reference"])})
@@ -112,7 +112,7 @@ def _answer(pictures: Files, question: Mapping[str, Any]) -> bytes:
 
 
 class PipeFiles:
-    """`Files` in the caller's memory, as a worker sees them over two pipes. Several threads may use it; they take turns."""
+    """`SourceFiles` in the caller's memory, as a worker sees them over two pipes. Several threads may use it; they take turns."""
 
     def __init__(self, answers: int, questions: int, *, patience_seconds: float = ANSWER_SECONDS) -> None:
         """Ask over these descriptors, which stay open until the process ends."""

@@ -140,13 +140,13 @@ def without_parts(catalog: Catalog) -> Catalog:
 def _beside(reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts: Counts) -> list[JoinedColumn]:
     """The parts of a published catalog beside the rows of another, by sample id."""
     if joined is catalog:
-        places = np.arange(len(catalog), dtype=np.int64)
+        joined_rows = np.arange(len(catalog), dtype=np.int64)
     else:
-        place = {sample: row for row, sample in enumerate(joined.ids)}
-        places = np.fromiter((place.get(sample, -1) for sample in catalog.ids), np.int64, len(catalog))
+        row_of = {sample: row for row, sample in enumerate(joined.ids)}
+        joined_rows = np.fromiter((row_of.get(sample, -1) for sample in catalog.ids), np.int64, len(catalog))
     columns: list[JoinedColumn] = []
     for part in joined.columns:
-        column = _aligned(part, joined.name, catalog, places, counts)
+        column = _aligned(part, joined.name, catalog, joined_rows, counts)
         first = [Key(column.keys[0])] if len(column.keys) else []
         prefix = part.encoder if not name else name if len(joined.columns) == 1 else f"{name}.{part.encoder}"
         specs = [] if not first else list(reader.locate(first).specs[0])
@@ -156,10 +156,10 @@ def _beside(reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts
     return columns
 
 
-def _aligned(part: KeyColumn, data_set: str, catalog: Catalog, places: NDArray[np.int64], counts: Counts) -> KeyColumn:
-    """A part's keys in the order of a catalog's rows, one for each variant. `places` has the row of each, -1 for none."""
+def _aligned(part: KeyColumn, data_set: str, catalog: Catalog, joined_rows: NDArray[np.int64], counts: Counts) -> KeyColumn:
+    """A part's keys in the order of a catalog's rows, one for each variant. `joined_rows` has the row of each, -1 for none."""
     at = np.asarray(part.at, np.int64)
-    has = np.append(np.diff(at), 0)[places]  # the last one is for rows without a place
+    has = np.append(np.diff(at), 0)[joined_rows]  # the last one is for rows that the other lacks
     variants = np.broadcast_to(np.asarray(counts, np.int64), has.shape)
     if (odd := np.flatnonzero((has > 1) & (has != variants))).size:
         row = int(odd[0])
@@ -172,7 +172,7 @@ def _aligned(part: KeyColumn, data_set: str, catalog: Catalog, places: NDArray[n
     starts = np.concatenate([[0], np.cumsum(each)])
     rows = np.repeat(np.arange(len(each)), each)
     within = np.arange(int(starts[-1])) - starts[rows]
-    source: NDArray[np.int64] = at[places[rows]] + np.where(has[rows] == 1, 0, within)
+    source: NDArray[np.int64] = at[joined_rows[rows]] + np.where(has[rows] == 1, 0, within)
     raw = np.frombuffer(run_of(part.keys), np.uint8).reshape(-1, KEY_BYTES)[source]
     at_each = range(len(each) + 1) if (each == 1).all() else array("q", starts.astype(np.int64).tobytes())
     return made_column(part.encoder, at_each, Digests(memoryview(raw.tobytes()), KEY_BYTES))

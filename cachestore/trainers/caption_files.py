@@ -11,7 +11,7 @@ from cachestore.core.samples import Sample
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.sources.captions import captions_in
-from cachestore.sources.files import Files
+from cachestore.sources.files import SourceFiles
 from cachestore.sources.reading import CaptionLines
 from cachestore.sources.remarks import Remarks
 from cachestore.trainers.format import Format
@@ -22,7 +22,7 @@ _MARK: Final = "\ufeff"
 """A byte order mark that may start a UTF-8 file. Trainers keep it in the caption."""
 
 
-def text_beside(files: Files, reference: str) -> str | None:
+def text_beside(files: SourceFiles, reference: str) -> str | None:
     """Return the exact text of the caption file beside a picture; None if no such file can be read."""
     for suffix in SUFFIXES:
         try:
@@ -37,7 +37,7 @@ class EncodedCaptions:
     """Compares the captions of a source with those that a trainer read from the same files and encoded."""
 
     format: Format
-    files: Files | None
+    files: SourceFiles | None
     """The source's files, if its captions are in separate files; else None."""
     caption_lines: CaptionLines
     added: CaptionSettings

@@ -6,7 +6,7 @@ import pytest
 
 from cachestore.core.inputs import NO_STAT
 from cachestore.files.stat_record import stat_of
-from cachestore.sources.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, UNREAD_SUFFIXES, VIDEO_SUFFIXES, Files, Routed
+from cachestore.sources.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, UNREAD_SUFFIXES, VIDEO_SUFFIXES, Routed, SourceFiles
 from cachestore.sources.folders import list_source
 from tests.sources.sources import folder, listed
 
@@ -64,7 +64,7 @@ def test_a_fifo_that_a_manifest_names_cannot_be_read_and_is_not_waited_for(tmp_p
 
 
 def test_each_holder_is_asked_for_what_is_its_own(tmp_path):
-    def route(reference: str) -> tuple[Files, str]:
+    def route(reference: str) -> tuple[SourceFiles, str]:
         label, _slash, own = reference.partition("/")
         return holders[label], own
 

@@ -28,7 +28,7 @@ from cachestore.jobs.share.agreement import Intent, counted, wait_for_rank_0
 from cachestore.jobs.share.plan import ColumnRequest, Plan, build_plan, is_published, plan_name, publish_plan, read_plan
 from cachestore.jobs.share.workers import PLANNING, Heartbeat
 from cachestore.sources.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
-from cachestore.sources.files import IMAGE_SUFFIXES, Files
+from cachestore.sources.files import IMAGE_SUFFIXES, SourceFiles
 from cachestore.sources.listing import Listing, with_alpha
 from cachestore.sources.remarks import Refused, Remarks
 from cachestore.sources.unused import unused_in_words
@@ -51,7 +51,7 @@ class Planned:
     layout: Layout
     request: PrecomputeRequest
     """What was asked for, with nothing left open."""
-    files: Files
+    files: SourceFiles
     """The files that the plan's references lead to."""
     encoders: tuple[Encoder, ...]
     plan: Plan
@@ -110,7 +110,7 @@ def list_request(request: PrecomputeRequest, in_memory: InMemory | None = None) 
     return with_alpha(listing) if request.alpha == MASK else listing
 
 
-def files_of_request(request: PrecomputeRequest) -> Files:
+def files_of_request(request: PrecomputeRequest) -> SourceFiles:
     """Return the files of a request's sources, with as little listed as possible. Raises BadInput."""
     return files_of_sources(request.sources) if request.sources else files_of(request.data)
 

@@ -38,7 +38,7 @@ from cachestore.jobs.share.workers import Heartbeat, read_heartbeats
 from cachestore.jobs.start.fits import Fits, Repeats, fits_of, samples_of
 from cachestore.jobs.start.ranks import Say, open_for_pass, threads_for
 from cachestore.sources.combined import InMemory
-from cachestore.sources.files import Files
+from cachestore.sources.files import SourceFiles
 from cachestore.sources.unused import unused_in_words
 from cachestore.store.read.snapshot import load_snapshot
 
@@ -407,7 +407,7 @@ def _fits_of(
 class Glances:
     """What the headers of files say, each read once, as one file may have many units."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: SourceFiles) -> None:
         self._files = files
         self.glance, self.read_video, self.measure = cache(self._glance), cache(self._read_video), cache(self._measure)
 

@@ -30,7 +30,7 @@ from cachestore.files.opening import read_at
 from cachestore.jobs.run.task import Cancel
 from cachestore.jobs.share.progress import WAITING, LaunchStatus, PassStatus, RankStatus
 from cachestore.jobs.start.parent_watch import PARENT
-from cachestore.sources.files import Files
+from cachestore.sources.files import SourceFiles
 from cachestore.sources.pipe import PIPE, Answers
 
 WORK: Final = "work"
@@ -96,7 +96,7 @@ class Care:
     """Called with a line for a person, if this process ends the pass itself."""
     warn: Callable[[str], None] = _log.warning
     """Called with a line when a worker failed while others continue."""
-    pictures: Files | None = None
+    pictures: SourceFiles | None = None
     """What is in this process's memory and workers ask for; None if there is nothing."""
     words: Callable[[str], None] = _to_stderr
     """Called with what the first worker writes to its stderr, as it comes."""

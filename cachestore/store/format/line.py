@@ -46,7 +46,7 @@ BLOCKS: Final = (256, 65_536)
 FILLERS: Final[Mapping[str, Any]] = {"whole": 0, "float": float("nan"), "text": ""}
 
 What = Literal["changes", "whole", "fence", "dropped"]
-"""What an entry is. `changes` are laid over the rows before, `whole` takes their place, `dropped` ends the line."""
+"""What an entry is. `changes` are laid over the rows before, `whole` takes their row_before, `dropped` ends the line."""
 
 Cells = tuple[Key, ...]
 """The keys of one row and part, usually one."""
@@ -73,7 +73,7 @@ Changes = dict[str, RowChange]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LineEntry:
     """An entry of a line, or several as one."""
 
     what: What
@@ -149,7 +149,7 @@ def list_line(layout: Layout, name: str) -> Line:
     return Line(name, tables, entries, blocks, dropped)
 
 
-def encode_entry(name: str, number: int | BlockName, entry: Entry) -> list[Buffer]:
+def encode_entry(name: str, number: int | BlockName, entry: LineEntry) -> list[Buffer]:
     """Return the bytes of an entry that is not whole, or of a block. They contain name and number, so that a renamed file is noticed.
 
     Columns that say nothing are left out: `removed` if no row is, `set` if all rows have the part, `at` if each has one key of it.
@@ -191,7 +191,7 @@ def path_of(layout: Layout, name: str, number: int | BlockName) -> Path:
     return layout.entry(name, number) if isinstance(number, int) else layout.block(name, number)
 
 
-def read_entry(layout: Layout, name: str, number: int | BlockName) -> Entry:
+def read_entry(layout: Layout, name: str, number: int | BlockName) -> LineEntry:
     """Read an entry or a block. Raises FormatError, FileNotFoundError."""
     path = path_of(layout, name, number)
     entry = read_start(layout, name, number)
@@ -209,7 +209,7 @@ def read_entry(layout: Layout, name: str, number: int | BlockName) -> Entry:
     return replace(entry, changes=rows)
 
 
-def read_start(layout: Layout, name: str, number: int | BlockName) -> Entry:
+def read_start(layout: Layout, name: str, number: int | BlockName) -> LineEntry:
     """Read what an entry or block says of itself, without its rows. Raises FormatError, FileNotFoundError."""
     path = path_of(layout, name, number)
     header: dict[str, Any]
@@ -231,7 +231,7 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> Entry:
         raise damaged(f"{path} lacks a field of an entry, or has a wrong one ({error})", path) from error
     if not is_home:
         raise damaged(f"{path} is another entry than its name says", path)
-    return Entry(what, mark, before, above, made=made, line=str(header.get("line", "")))
+    return LineEntry(what, mark, before, above, made=made, line=str(header.get("line", "")))
 
 
 def _read_part(table: Table, prefix: str, part: str, rows: Sequence[RowChange]) -> bool:
@@ -265,14 +265,14 @@ def lay(catalog: Catalog, changes: Changes) -> Catalog:
     import numpy as np
 
     ids_before = list(catalog.ids)
-    place = {sample: row for row, sample in enumerate(ids_before) if sample in changes}
-    gone = [row for sample, row in place.items() if changes[sample].is_removed]
-    new = [sample for sample, change in changes.items() if change.parts and (change.is_removed or sample not in place)]
+    row_before = {sample: row for row, sample in enumerate(ids_before) if sample in changes}
+    gone = [row for sample, row in row_before.items() if changes[sample].is_removed]
+    new = [sample for sample, change in changes.items() if change.parts and (change.is_removed or sample not in row_before)]
     stays = np.ones(len(catalog), np.bool_)
     stays[gone] = False
     kept = np.flatnonzero(stays)
     ids = [*_taken(ids_before, kept), *new]
-    row_of = {sample: int(row) for sample, row in zip(place, np.searchsorted(kept, [*place.values()]), strict=True)}
+    row_of = {sample: int(row) for sample, row in zip(row_before, np.searchsorted(kept, [*row_before.values()]), strict=True)}
     row_of |= {sample: len(kept) + number for number, sample in enumerate(new)}
     touched = [(row_of[sample], change) for sample, change in changes.items() if change.parts]
     before = {column.encoder: column for column in catalog.columns}

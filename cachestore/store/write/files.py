@@ -13,7 +13,7 @@ from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
 from cachestore.files.marker import noticing_its_end
-from cachestore.store.format.line import OWNER, Entry, list_line, read_entry
+from cachestore.store.format.line import OWNER, LineEntry, list_line, read_entry
 from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.write.publish import Session
 
@@ -117,7 +117,7 @@ class Files:
             line = list_line(layout, self.name)
             if line.highest == self._number:
                 return self._keys
-            entries: list[Entry] = []
+            entries: list[LineEntry] = []
             try:
                 entries = [read_entry(layout, self.name, number) for number in line.above(self._number, line.highest)]
                 is_known = self._number >= 0 and all(entry.what in {"changes", "fence"} for entry in entries)

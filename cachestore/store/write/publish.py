@@ -43,8 +43,8 @@ from cachestore.store.format.line import (
     SESSION,
     Cells,
     Changes,
-    Entry,
     Line,
+    LineEntry,
     RowChange,
     add_change,
     empty_table,
@@ -219,9 +219,9 @@ class Session:
         def samples_of(lost: set[Key]) -> list[str]:
             return [sample for sample, change in changes.items() if any(lost.intersection(cells) for cells in change.parts.values())]
 
-        def publish_as(number: int, before: Entry) -> bool:
+        def publish_as(number: int, before: LineEntry) -> bool:
             attempt.number = number
-            entry = Entry("changes", attempt.mark, before.mark, before.above + len(changes), changes, made=self._made, line=self._line)
+            entry = LineEntry("changes", attempt.mark, before.mark, before.above + len(changes), changes, made=self._made, line=self._line)
             return publish(layout, layout.entry(self.name, number), encode_entry(self.name, number, entry), read_only=True)
 
         named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), samples_of)
@@ -245,7 +245,7 @@ class _Next:
     began: int
     """The highest number when its session began: if the line has ended since, it is not the session's any more."""
     mark: str
-    publish_as: Callable[[int, Entry], bool]
+    publish_as: Callable[[int, LineEntry], bool]
     """Publishes it under a number, given the entry before. Returns False if the number was taken."""
 
 
@@ -270,16 +270,16 @@ def _too_busy(layout: Layout, name: str, tries: int = _TRIES) -> Incomplete:
     return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {tries} times; run the same again")
 
 
-def _last_entry(layout: Layout, line: Line) -> Entry:
+def _last_entry(layout: Layout, line: Line) -> LineEntry:
     """Return the entry with the highest number, without its rows. After a table that no entry made: one with an empty mark."""
     number = line.highest
     blocks = [block for block in line.blocks if block.last == number]
     if number not in line.entries and not blocks:
-        return Entry("fence", "", "")
+        return LineEntry("fence", "", "")
     try:
         found = read_start(layout, line.name, number if number in line.entries else blocks[0])
     except FileNotFoundError:  # this process slept, and it was removed: the link will fail, or not be in the line
-        return Entry("fence", "", "")
+        return LineEntry("fence", "", "")
     return replace(found, above=0) if number in line.tables else found
 
 
@@ -400,7 +400,7 @@ def _publish_table(
         before = None if is_alone else read_data_set(layout, name)
         draft = draft_of(table_over(before))
 
-        def publish_as(number: int, last: Entry, draft: Draft = draft, before: Catalog | None = before) -> bool:
+        def publish_as(number: int, last: LineEntry, draft: Draft = draft, before: Catalog | None = before) -> bool:
             if before is not None and number != before.generation + 1:
                 raise _Overtaken
             chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": max(1, len(draft.catalog))})
@@ -573,7 +573,7 @@ def make_blocks(layout: Layout, name: str, number: int) -> None:
                 add_change(changes, sample, change)
         known = next((entry for entry in entries if entry.made is not None), entries[-1])
         last = entries[-1]
-        whole = Entry("changes", last.mark, entries[0].before, last.above, changes, made=known.made, line=known.line)
+        whole = LineEntry("changes", last.mark, entries[0].before, last.above, changes, made=known.made, line=known.line)
         publish(layout, layout.block(name, block), encode_entry(name, block, whole), read_only=True)
 
 
@@ -585,13 +585,13 @@ def publish_bare(layout: Layout, name: str, what: Literal["fence", "dropped"]) -
     mark = secrets.token_hex(16)
     for _try in range(_TRIES):
         line = list_line(layout, name)
-        number, before = line.highest + 1, Entry("fence", "", "")
+        number, before = line.highest + 1, LineEntry("fence", "", "")
         try:
             before = _last_entry(layout, line)
         except FormatError:
             if what != "dropped":  # which needs nothing of what was before
                 raise
-        chunks = encode_entry(name, number, Entry(what, mark, before.mark, before.above))
+        chunks = encode_entry(name, number, LineEntry(what, mark, before.mark, before.above))
         if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
             return number
     raise _too_busy(layout, name, _TRIES)

@@ -33,7 +33,7 @@ from cachestore.jobs.run.task import Cancel, OnProgress, UnitReader
 from cachestore.jobs.share.report import Report
 from cachestore.jobs.start.fill import fill
 from cachestore.sources.combined import files_of
-from cachestore.sources.files import Files, Folder, Routed
+from cachestore.sources.files import Folder, Routed, SourceFiles
 from cachestore.store.format.catalog import HAVE_SOURCES, IMPORTED, Catalog, Cell, KeyColumn
 from cachestore.store.read.rows import read_data_set
 from cachestore.store.write.writer import Store
@@ -65,7 +65,7 @@ class FillSample:
     pixels: "np.ndarray[Any, np.dtype[np.uint8]] | None" = None
     """uint8 [height, width, 3], of a video [frames, height, width, 3]: what a cell of its latents was made of: a crop, a mirrored one,
     a clip. None if not asked for."""
-    _files: Files | None = field(default=None, repr=False, compare=False)
+    _files: SourceFiles | None = field(default=None, repr=False, compare=False)
 
     def read(self, role: str = "image") -> bytes:
         """Return the bytes of its first file of a role. Raises BadInput if it has none, OSError if it cannot be read."""
@@ -196,7 +196,7 @@ class _Samples:
     """The samples of a data set, and where their files are."""
 
     catalog: Catalog
-    files: Files | None
+    files: SourceFiles | None
     seed: bytes
     shows: _Shows
     latents: list[KeyColumn]
@@ -331,7 +331,7 @@ def _resample_of(catalog: Catalog, column: KeyColumn) -> "Resample":
     return DEFAULT
 
 
-def _files_of(hints: Mapping[str, Any], store: str) -> Files | None:
+def _files_of(hints: Mapping[str, Any], store: str) -> SourceFiles | None:
     """Return the files of a data set's source; None if they were in memory."""
     try:
         return files_of_request(PrecomputeRequest.from_hints(hints, store=store))
@@ -340,7 +340,7 @@ def _files_of(hints: Mapping[str, Any], store: str) -> Files | None:
         return files_of(data) if isinstance(data, str) and os.path.isabs(data) else None  # noqa: PTH117 - a text, not a path
 
 
-def _path_of(files: Files | None, reference: str) -> str:
+def _path_of(files: SourceFiles | None, reference: str) -> str:
     """Return the path of a file; empty if it is in a tar or in memory."""
     while isinstance(files, Routed):
         files, reference = files.route(reference)

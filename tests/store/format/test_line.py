@@ -12,7 +12,7 @@ from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.paths import BlockName
 from cachestore.store.format.catalog import Catalog
-from cachestore.store.format.line import Entry, Line, RowChange, add_change, encode_entry, lay, list_line, path_of, read_entry
+from cachestore.store.format.line import Line, LineEntry, RowChange, add_change, encode_entry, lay, list_line, path_of, read_entry
 from cachestore.store.write.commit import create_store
 
 EMPTY = Catalog("own", {}, {}, [], [0], [], {}, [], (), made="published")
@@ -62,7 +62,7 @@ def test_changes_laid_one_by_one_or_as_one_give_the_rows_of_the_model_in_its_ord
 @given(flushes.filter(bool), st.booleans())
 def test_an_entry_is_read_as_it_was_written(tmp_path_factory, listed, as_block):
     layout = create_store(tmp_path_factory.mktemp("line") / "store")
-    entry = Entry("changes", "5" * 32, "4" * 32, 9, changes_of(listed[0]))
+    entry = LineEntry("changes", "5" * 32, "4" * 32, 9, changes_of(listed[0]))
     number = BlockName(1, 256) if as_block else 7
     layout.catalog_folder("own").mkdir(parents=True)
     path_of(layout, "own", number).write_bytes(b"".join(map(bytes, encode_entry("own", number, entry))))
@@ -73,13 +73,13 @@ def test_an_entry_is_read_as_it_was_written(tmp_path_factory, listed, as_block):
 def test_rows_of_one_key_each_take_little_more_than_ids_and_keys():
     """Columns that say nothing took half of the bytes."""
     changes = {f"{number:08}": RowChange(parts={"x": (Key(b"1" * 16),)}) for number in range(1000)}
-    plain = b"".join(map(bytes, encode_entry("own", 7, Entry("changes", "5" * 32, "", 1000, changes))))
+    plain = b"".join(map(bytes, encode_entry("own", 7, LineEntry("changes", "5" * 32, "", 1000, changes))))
     assert len(plain) < 1000 * (8 + 8 + 16) + 1500
 
 
 def test_an_entry_under_another_number_or_name_is_refused(tmp_path):
     layout = create_store(tmp_path / "store")
-    entry = Entry("changes", "5" * 32, "", 1, {"a": RowChange(parts={"x": (Key(b"1" * 16),)})})
+    entry = LineEntry("changes", "5" * 32, "", 1, {"a": RowChange(parts={"x": (Key(b"1" * 16),)})})
     for name, number in (("own", 8), ("other", 7)):
         layout.catalog_folder(name).mkdir(parents=True)
         layout.entry(name, number).write_bytes(b"".join(map(bytes, encode_entry("own", 7, entry))))
