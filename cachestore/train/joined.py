@@ -4,10 +4,11 @@ A joined part becomes a key column like that of a condition: one cell for each v
 columns reads it too. A published data set that is opened by itself has its own parts beside its ids.
 """
 
+import unicodedata
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -98,7 +99,7 @@ def parse_joins(join: object) -> dict[str, str | tuple[str, int]]:
     found: dict[str, str | tuple[str, int]] = {}
     given: Mapping[Any, Any] = {} if join is None else as_mapping("join", join, form)
     for name, wanted in given.items():
-        if not as_text("a name in join", name):
+        if not isinstance(name, str) or not name:
             refuse("join", form, join)
         if name in _RESERVED:
             raise BadInput(f"samples have {name!r} by themselves: choose another name in join", option="join")
@@ -142,8 +143,9 @@ def _beside(reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts
     if joined is catalog:
         places = np.arange(len(catalog), dtype=np.int64)
     else:
-        place = {sample: row for row, sample in enumerate(joined.ids)}
-        places = np.fromiter((place.get(sample, -1) for sample in catalog.ids), np.int64, len(catalog))
+        normal = partial(unicodedata.normalize, "NFC")  # as a pass writes ids; a publisher may spell them in another form
+        place = {sample: row for row, sample in enumerate(map(normal, joined.ids))}
+        places = np.fromiter((place.get(sample, -1) for sample in map(normal, catalog.ids)), np.int64, len(catalog))
     columns: list[JoinedColumn] = []
     for part in joined.columns:
         column = _aligned(part, joined.name, catalog, places, counts)
@@ -163,10 +165,11 @@ def _aligned(part: KeyColumn, data_set: str, catalog: Catalog, places: NDArray[n
     variants = np.broadcast_to(np.asarray(counts, np.int64), has.shape)
     if (odd := np.flatnonzero((has > 1) & (has != variants))).size:
         row = int(odd[0])
+        what = f"the sample {catalog.ids[row]!r} has {plural(int(has[row]), 'key')} of the part {part.encoder!r} in {data_set!r}"
+        if data_set == catalog.name:
+            raise BadInput(f"{what}, one for each variant of a picture: join it to the data set that has these pictures", option="name")
         raise BadInput(
-            f"the sample {catalog.ids[row]!r} has {plural(int(has[row]), 'key')} of the part {part.encoder!r} in {data_set!r}, but"
-            f" {plural(int(variants[row]), 'variant')} of its picture: publish one key, or one for each variant",
-            option="join",
+            f"{what}, but {plural(int(variants[row]), 'variant')} of its picture: publish one key, or one for each variant", option="join"
         )
     each = np.where(has > 0, variants, 0)
     starts = np.concatenate([[0], np.cumsum(each)])
