@@ -21,7 +21,7 @@ from cachestore.core.keys import KEY_BYTES, Key, digest_parts
 from cachestore.core.read_block import Form, TextBlock
 from cachestore.core.samples import MASK
 from cachestore.core.words import first_of, plural
-from cachestore.files.table import Digests, Repeated, run_of
+from cachestore.files.table import Digests, Repeated, Texts, run_of
 from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, KeyColumn, read_catalog
 from cachestore.store.format.entry import TensorSpec
 from cachestore.store.format.line import list_line, made_column
@@ -130,12 +130,16 @@ def read_state(reader: Reader, name: str, asked: int | None) -> Catalog:
 
 def without_parts(catalog: Catalog) -> Catalog:
     """A published data set as rows alone, which can be pickled: its parts are what `Join.of_itself` gives."""
-    ids, values = list(catalog.ids), {name: list(column) for name, column in catalog.values.items()}
+    ids, values = Texts(), {name: list(column) for name, column in catalog.values.items()}
+    for sample in catalog.ids:
+        ids.append(sample)
     described = [part for name, column in values.items() for part in (name, repr(column))]
-    digest = digest_parts("cachestore-rows", catalog.name, *ids, "columns", *described).hex()
+    digest = digest_parts("cachestore-rows", catalog.name, *catalog.ids, "columns", *described).hex()
     none, extras = Repeated(0, len(ids) + 1), Repeated("{}", len(ids))
     number, made = catalog.generation, catalog.made
-    return Catalog(catalog.name, {}, {}, ids, none, [], {}, extras, (), generation=number, made=made, values=values, digest=digest)
+    return Catalog(
+        catalog.name, {}, {}, ids.strings(), none, [], {}, extras, (), generation=number, made=made, values=values, digest=digest
+    )
 
 
 def _beside(reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts: Counts) -> list[JoinedColumn]:

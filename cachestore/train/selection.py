@@ -421,8 +421,10 @@ class Selection:
         values = self.catalog.values
         if not values and all(text == _NO_EXTRAS for text in texts):
             return ()
-        published: list[dict[str, Any]] = [{name: column[row] for name, column in values.items()} for row in rows]
-        columns: list[dict[str, Any]] = [json.loads(text) | own for text, own in zip(texts, published, strict=True)]
+        columns: list[dict[str, Any]] = [json.loads(text) for text in texts]
+        for name, column in values.items():
+            for row, extras in zip(rows, columns, strict=True):
+                extras[name] = column[row]
         used = {*names, *SIZES, *(name for text in (*self.texts, *self.embeds, *self.joined) for name in text.block.names())}
         for row, extras in zip(rows, columns, strict=True):
             if clash := sorted(used.intersection(extras)):
