@@ -247,3 +247,26 @@ def test_a_join_commutes_with_parts_and_mixes(of_one_bucket, chosen, epoch):
         batch, expected = one.read_batch(range(len(one))), other.read_batch(range(len(other)))
         assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
         same(batch, expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(IDS), min_size=4, max_size=12), st.integers(1, 2), st.integers(1, 2), st.integers(0, 3), st.data())
+def test_a_join_commutes_with_resuming(of_one_bucket, chosen, before, after, seed, data):
+    """A resumed training reads what it would have read without the join, with the joined tensors beside it."""
+    plain = CachedDataset(of_one_bucket).select(chosen)
+    joined = CachedDataset(of_one_bucket, join={"dino": "train/dino"}).select(chosen)
+    taken = data.draw(st.integers(0, len(chosen) // 2 // before))
+    rest = {}
+    for own in (plain, joined):
+        first = BucketBatchSampler(own, batch_size=2, seed=seed, rank=0, num_replicas=before, tail="pad")
+        for _batch in zip(range(taken), first, strict=False):
+            pass
+        resumed = [BucketBatchSampler(own, batch_size=2, seed=seed, rank=r, num_replicas=after, tail="pad") for r in range(after)]
+        for one in resumed:
+            one.load_state_dict(first.state_dict())
+        rest[own] = [(one.state_dict()["consumed"], [own.read_batch(batch) for batch in one]) for one in resumed]
+    for (consumed, batches), (bare_consumed, bare) in zip(rest[joined], rest[plain], strict=True):
+        assert (consumed, len(batches)) == (bare_consumed, len(bare))
+        for batch, expected in zip(batches, bare, strict=True):
+            assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
+            same(batch, expected)
