@@ -270,3 +270,11 @@ def test_a_join_commutes_with_resuming(of_one_bucket, chosen, before, after, see
         for batch, expected in zip(batches, bare, strict=True):
             assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
             same(batch, expected)
+
+
+@pytest.mark.parametrize("like", [{"dtype": np.float16, "shape": [5]}, {"shape": [5, 1]}], ids=["dtype", "axes"])
+def test_parts_of_another_kind_are_not_mixed(root, like):
+    publish(root, "other", IDS, tensors=lambda sample: {"value": noise(sample, **like)})
+    with pytest.raises(BadInput) as raised:
+        MixedDataset([CachedDataset(root, join={"dino": name}) for name in ("train/dino", "other")])
+    assert raised.value.option == "join"
