@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from cachestore.care.collect import collect as gc  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from cachestore.care.collect import compact as compact
     from cachestore.care.collect import drop as drop
+    from cachestore.care.forget import ForgetReport as ForgetReport
+    from cachestore.care.forget import forget as forget
     from cachestore.care.relocate import RelocateReport as RelocateReport
     from cachestore.care.relocate import relocate as relocate
     from cachestore.care.repair import RepairReport as RepairReport
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
     from cachestore.store.write.writer import open_store as open  # noqa: A004, F401 - public as `cs.open`  # pyright: ignore[reportUnusedImport]
     from cachestore.train.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.train.dataset import CachedDataset as CachedDataset
+    from cachestore.train.encoding.fill_dataset import FillSample as FillSample
+    from cachestore.train.encoding.fill_dataset import fill_dataset as fill_dataset
     from cachestore.train.encoding.read_through import ModelReadThrough as ModelReadThrough
     from cachestore.train.encoding.read_through import ReadThrough as ReadThrough
     from cachestore.train.features import Feature as Feature
@@ -100,6 +104,7 @@ _NAMES = {
     "train.loader": "make_loader",
     "train.mixed": "MixedDataset",
     "care.collect": "CompactReport DropReport GcReport compact drop gc",
+    "care.forget": "ForgetReport forget",
     "care.relocate": "RelocateReport relocate",
     "care.repair": "RepairReport repair",
     "care.status": "StatusReport status",
@@ -111,6 +116,7 @@ _NAMES = {
     "store.read.rows": "Rows",
     "store.read.stats": "CatalogStats StoreStats stats",
     "store.write.writer": "Store open",
+    "train.encoding.fill_dataset": "FillSample fill_dataset",
     "train.encoding.read_through": "ModelReadThrough ReadThrough",
     "jobs.share.progress": "PassStatus RankStatus",
 }

@@ -89,7 +89,7 @@ def clip_text(width: int = 32, *, projected: bool = False, positions: int = 77) 
 def t5_text() -> Any:
     """A T5 encoder of two layers, with dropout that evaluation must switch off."""
     transformers = library("transformers")
-    config = transformers.T5Config(vocab_size=120, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.1)
+    config = transformers.T5Config(vocab_size=120, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.1)
     return transformers.T5EncoderModel(config).eval()
 
 

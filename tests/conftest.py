@@ -64,8 +64,11 @@ def pytest_collection():
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Tests of encoding come first and together: one process loads transformers and diffusers and builds tiny models, and not each."""
-    items.sort(key=lambda item: "/encode/" not in item.nodeid)
+    """Tests of encoding come first and together: one process loads transformers and diffusers and builds tiny models, and not each.
+
+    Then those that share one interpreter with torch, and those beside this file, of which several parse the whole package.
+    """
+    items.sort(key=lambda one: ("/encode/" not in one.nodeid, "torch_crowd" not in one.fixturenames, one.nodeid.count("/") > 1))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -112,6 +115,15 @@ def makers(monkeypatch):
 
 
 @pytest.fixture
+def work_here(makers, monkeypatch):
+    """As `makers`, with a worker's part done in this process: for tests of what a command says."""
+    from tests import fakes
+
+    fakes.work_here(monkeypatch)
+    return makers
+
+
+@pytest.fixture
 def torch_files_read_here(monkeypatch):
     """The process that reads files with pickles is test_sandbox's: starting one takes seconds."""
     from cachestore.trainers.torch_files import read_torch
@@ -119,7 +131,18 @@ def torch_files_read_here(monkeypatch):
     monkeypatch.setattr("cachestore.trainers.sandbox.TorchFiles.read", lambda _files, data: read_torch(data))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def torch_crowd(tmp_path_factory):
+    """Processes with torch, accelerate and the parts of tests of trainings, which take seconds to import."""
+    from tests.scenarios.crowd import Crowd
+
+    parts = ("scenarios.collectives", "scenarios.trainers", "train.ranks", "train.trainings")
+    crowd = Crowd(tmp_path_factory.mktemp("ranks"), *(f"tests.{part}" for part in parts), "accelerate", end_seconds=75)
+    yield crowd
+    crowd.close()
+
+
+@pytest.fixture(scope="session")
 def one_zygote(tmp_path_factory):
     from tests.fakes import Zygote
 

@@ -37,6 +37,11 @@ def closed(tmp_path):
         lambda store: store.refresh(),
         lambda store: store.commit(),
         lambda store: store.writer(),
+        lambda store: store.names(),
+        lambda store: store.dataset("own"),
+        lambda store: store.session("own"),
+        lambda store: store.publish("own", {}),
+        lambda store: store.files("own"),
         lambda store: store.__enter__(),
         lambda store: cs.fill(store, [], encode),
         lambda store: cs.fill(store, [(KEY, 0)], encode),
@@ -63,6 +68,16 @@ def test_a_writer_of_a_store_that_was_closed_meanwhile_takes_nothing(tmp_path):
     store.close()
     with pytest.raises(cs.CacheStoreError, match=CLOSED):
         writer.put(KEY, {"value": np.zeros(2)})
+
+
+def test_a_session_and_files_of_a_store_that_was_closed_meanwhile_say_so(tmp_path):
+    store = cs.open(tmp_path / "store", mode="a")
+    session, files = store.session("own"), store.files("files")
+    session.set("a", x=KEY)
+    store.close()
+    for call in (session.flush, lambda: files.exists("a"), lambda: files.save("a", {"x": np.zeros(2)})):
+        with pytest.raises(cs.CacheStoreError, match=CLOSED):
+            call()
 
 
 def test_a_store_is_closed_by_its_block_alone(tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import nodes_in, nodes_of
+
 PACKAGE = Path(__file__).parent.parent / "cachestore"
 MESSAGE = re.compile(r"str\(\w*(error|exception)\w*\)|(\w+\.)*(message|remark|reason|how|says|warning|last_words)")
 """An expression that is the text of a message, by how it is called."""
@@ -21,9 +23,9 @@ FOREIGN = {
 """The files that may look into a text, and why: it is of a library that says what happened in no other way."""
 
 
-def looks_into_messages(source):
+def looks_into_messages(nodes):
     """The expressions that look for something in the text of a message."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         match node:
             case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[text]) if MESSAGE.fullmatch(ast.unparse(text)):
                 yield ast.unparse(node)
@@ -35,7 +37,7 @@ def looks_into_messages(source):
 
 
 def test_only_texts_of_foreign_libraries_are_looked_into():
-    found = {path.relative_to(PACKAGE).as_posix(): [*looks_into_messages(path.read_text())] for path in PACKAGE.rglob("*.py")}
+    found = {path.relative_to(PACKAGE).as_posix(): [*looks_into_messages(nodes_in(path))] for path in PACKAGE.rglob("*.py")}
     assert {name: looks for name, looks in found.items() if looks and name not in FOREIGN} == {}
     assert [name for name in FOREIGN if not found.get(name)] == [], "these look into no text any more"
 
@@ -44,4 +46,4 @@ def test_only_texts_of_foreign_libraries_are_looked_into():
     "line", ["'x' in str(error)", "remark.endswith(END)", "one.reason.startswith('no')", "word not in child.last_words"]
 )
 def test_a_look_into_a_message_is_found(line):
-    assert [*looks_into_messages(line)]
+    assert [*looks_into_messages(nodes_of(line))]

@@ -3,6 +3,7 @@
 import importlib
 import json
 import pkgutil
+import shutil
 import subprocess
 import sys
 from dataclasses import is_dataclass
@@ -26,6 +27,11 @@ def calls(root, data, trained):
     def fill():
         with cs.open(root, mode="a") as store:
             return cs.fill(store, [(cs.key("a"), 1)], encode).complete
+
+    def fill_dataset():
+        beside = shutil.copytree(trained, root.parent / "beside", dirs_exist_ok=True)
+        with cs.open(beside, mode="a") as store:
+            return cs.fill_dataset(store, "own", encode, like="train").complete
 
     def read_through():
         with cs.open(root, mode="a") as store, cs.ReadThrough(store, encode, on_miss="encode") as read:
@@ -51,6 +57,7 @@ def calls(root, data, trained):
         "Store": lambda: cs.Store(root, mode="a").close(),
         "compact": lambda: cs.compact(root, apply=False).applied,
         "drop": lambda: cs.drop(root, "train", apply=False).applied,
+        "forget": lambda: cs.forget(trained, ["a"], apply=False).samples,
         "gc": lambda: cs.gc(root).applied,
         "plan": lambda: cs.plan(data / "p.txt", model="m", store=root, encode=("text",)).samples,
         "status": lambda: cs.status(root).plans[0].complete,
@@ -63,6 +70,8 @@ def calls(root, data, trained):
         "Source": lambda: cs.Source("photos/", name="photos").name,
         "export_cache": lambda: export(root.parent / "exported"),
         "fill": fill,
+        "fill_dataset": fill_dataset,
+        "FillSample": lambda: cs.FillSample("a", ("a cat",), {}, {}, {}).captions,
         "fingerprint": lambda: cs.fingerprint(files=[data / "p.txt"], dtype="float32"),
         "import_cache": lambda: (
             cs.import_cache(
@@ -88,6 +97,7 @@ RESULTS = (
         "ExportReport",
         "Feature",
         "Forecast",
+        "ForgetReport",
         "GcReport",
         "ImportReport",
         "PassStatus",
@@ -108,6 +118,7 @@ def is_error(name):
 
 @pytest.mark.torch
 def test_every_public_name_can_be_called_twice_and_leaves_no_thread_and_no_open_file(tmp_path, monkeypatch):
+    importlib.import_module("torch.fx")  # its import keeps the frames that are running then, and with them their files
     for module in pkgutil.walk_packages(cs.__path__, "cachestore."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -165,7 +176,7 @@ def test_no_public_name_is_shadowed_by_a_module_of_the_same_name():
         (cs.repair, "RepairReport("),
         (cs.gc, "GcReport(applied=False"),
         (cs.compact, "CompactReport(applied=True"),
-        (cs.status, "StatusReport(plans=())"),
+        (cs.status, "StatusReport(plans=(), without_runs=())"),
     ],
 )
 def test_a_result_reads_as_one_line(tmp_path, call, begins):

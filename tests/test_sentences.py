@@ -4,7 +4,7 @@ import argparse
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 import cachestore
 from cachestore.cli import COMMANDS, HIDDEN, main, make_parser
 from tests.fakes import asks_for
+from tests.syntax import nodes_in, nodes_of
 from tests.train import stores
 
 PACKAGE = Path(cachestore.__file__).parent
@@ -48,18 +49,17 @@ def options() -> dict[str, set[str]]:
 @cache
 def texts_in(path: Path) -> tuple[str, ...]:
     """The texts of a file of the package."""
-    return tuple(texts_of(path.read_text(encoding="utf-8")))
+    return tuple(texts_of(nodes_in(path)))
 
 
-def texts_of(source: str) -> Iterator[str]:
-    """Every text in a file that is no docstring, and every option that `option(...)` spells.
+def texts_of(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Every text of a file that is no docstring, and every option that `option(...)` spells.
 
     The parts of an f-string are one text, with X for its values.
     """
-    tree = ast.parse(source)
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (inner | docs):
@@ -115,9 +115,10 @@ def test_messages_that_commands_share_name_no_option_that_only_some_of_them_have
 
 
 def test_an_option_in_a_shared_message_is_found_and_one_of_a_command_in_backticks_is_not():
-    (text,) = texts_of('"""Not this: --store."""\nraise E(f"{root} is full: pass another --store, or run `cachestore gc {root} --apply`")')
+    source = '"""Not this: --store."""\nraise E(f"{root} is full: pass another --store, or run `cachestore gc {root} --apply`")'
+    (text,) = texts_of(nodes_of(source))
     assert named_in(text) == {"store"}
-    assert "--world-size" in texts_of("""raise E(f"pass {option('world_size')}")""")
+    assert "--world-size" in texts_of(nodes_of("""raise E(f"pass {option('world_size')}")"""))
 
 
 @pytest.fixture(scope="module")
@@ -155,15 +156,14 @@ def test_a_misspelt_data_set_is_named_in_training_too(store):
         cachestore.CachedDataset(store, "trian")
 
 
-def called_in_braces(source):
+def called_in_braces(nodes):
     """The texts outside f-strings in which braces hold a call, as in an f-string."""
-    tree = ast.parse(source)
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in inside]
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in inside]
     return [text for text in texts if isinstance(text, str) and re.search(r"\{\w+\([^{}]*\)\}", text)]
 
 
 def test_no_message_shows_the_call_that_should_have_filled_it():
-    assert [text for path in PACKAGE.rglob("*.py") for text in called_in_braces(path.read_text())] == []
-    assert called_in_braces("say(\"pass {option('fps', 16)}\")")
-    assert not called_in_braces("say(f\"pass {option('fps', 16)}\")")
+    assert [text for path in PACKAGE.rglob("*.py") for text in called_in_braces(nodes_in(path))] == []
+    assert called_in_braces(nodes_of("say(\"pass {option('fps', 16)}\")"))
+    assert not called_in_braces(nodes_of("say(f\"pass {option('fps', 16)}\")"))

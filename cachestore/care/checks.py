@@ -4,29 +4,33 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from cachestore.care.foreign import foreign_files
-from cachestore.care.losses import read_lost, still_wanted, vanished_keys
+from cachestore.care.lines import lost_tables, read_known
+from cachestore.care.losses import NamedBy, read_lost, still_wanted, vanished_keys
 from cachestore.care.soundness import SegmentCheck, check_segment
+from cachestore.core import system
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key, Recipe
-from cachestore.core.words import plural
+from cachestore.core.words import first_of, noun, plural
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, damaged, parse_lost, parse_marked, parse_recipe
+from cachestore.files.paths import BlockName, Layout, damaged, parse_lost, parse_marked, parse_recipe
 from cachestore.files.records import read_record
 from cachestore.jobs.share.plan import is_published, read_plan
 from cachestore.jobs.share.retention import ReportedCatalog, list_plans, reported_catalogs
-from cachestore.store.format.catalog import list_generations, list_names, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, list_generations, list_names, read_catalog
 from cachestore.store.format.findings import DamagedEntry, Finding, Kind, finding_of, missing_keys, read_or_finding
 from cachestore.store.format.index import Index, NoIndex, digest_table
 from cachestore.store.format.index import check as check_index
+from cachestore.store.format.line import list_line, path_of, read_entry
 from cachestore.store.format.marked import read_marked
 from cachestore.store.read.snapshot import Snapshot, list_indexes
+from cachestore.store.read.unfinished import list_data_sets
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION
 
 
@@ -35,8 +39,8 @@ class StoreToCheck:
     """A store while it is checked. Everything is from one moment: catalogs were read first, then the segments that they need."""
 
     layout: Layout
-    needed: Mapping[Key, tuple[str, str]]
-    """By key, the path of a catalog that names it, and the first sample that needs it."""
+    needed: Mapping[Key, NamedBy]
+    """By key, why it is needed."""
     snapshot: Snapshot
     segments: Sequence[SegmentCheck]
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -84,7 +88,8 @@ def lost_catalogs(layout: Layout) -> list[ReportedCatalog]:
     lost: list[ReportedCatalog] = []
     for name, passes in sorted(reported.items()):
         last = max(passes, key=lambda each: (each.generation, each.ended))
-        if last.generation > max(list_generations(layout, name), default=0):
+        line = list_line(layout, name)
+        if last.generation > max(*line.tables, line.dropped, 0):
             same = [each for each in passes if (each.generation, each.digest) == (last.generation, last.digest)]
             lost.append(min(same, key=lambda each: (each.ended, each.ref.number)))
     return lost
@@ -121,7 +126,7 @@ def _segment_findings(store: StoreToCheck, segment: SegmentCheck) -> Iterator[Fi
     entries = tuple(
         DamagedEntry(
             str(key),
-            store.needed[key][1] if key in store.needed else None,
+            store.needed[key].sample if key in store.needed else None,
             has_copy=key in store.good and any(key in good for good in others),
         )
         for key in keys
@@ -195,9 +200,17 @@ def _files_of(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]
         for generation in list_generations(layout, name):
             path = layout.catalog(name, generation)
             yield "bad-catalog", path, partial(read_catalog, path, generation=generation)
+        line = list_line(layout, name)
+        for number in (*line.entries, *line.blocks):
+            yield "bad-changes", path_of(layout, name, number), partial(_read_changes, layout, name, number)
     for digest in filter(None, map(parse_marked, names_in(layout.marked))):
         path = layout.marked_list(digest)
         yield "bad-list", path, partial(read_marked, path)
+
+
+def _read_changes(layout: Layout, name: str, number: int | BlockName) -> None:
+    with suppress(FileNotFoundError):  # a newer table covers them, and they were removed: `check_lines` finds what is lost
+        read_entry(layout, name, number)
 
 
 def _read_recipe(layout: Layout, fingerprint: str) -> None:
@@ -211,15 +224,51 @@ def _read_recipe(layout: Layout, fingerprint: str) -> None:
         raise damaged(f"{where} holds the recipe {recipe.fingerprint}", path)
 
 
+def check_lines(store: StoreToCheck) -> Iterator[Finding]:
+    """Find data sets that have lost all their tables, or changes above the newest one. `check_files` finds damaged ones."""
+    layout = store.layout
+    for name in list_data_sets(layout):
+        line, known = list_line(layout, name), None
+        with suppress(FormatError, OSError):  # other findings say so
+            known = read_known(layout, name)
+        where = layout.relative(layout.catalog(name, line.highest))
+        if known is not None and known.is_beyond_repair:
+            what = f"all tables of the data set {name!r} are missing or damaged, and so are changes: nearly all rows are lost"
+            advice = f"put a table back from a copy of the store, or run {layout.command(f'drop {system.quoted(name)}')}"
+            yield Finding("bad-catalog", where, what, f"{advice}; until then its values stay")
+            continue
+        if known is not None and not line.tables:
+            what = f"all tables of the data set {name!r} are missing, but its changes are there"
+            yield Finding("bad-catalog", where, what, f"run {layout.command('repair')} to make one from them")
+        for number in known.lost if known is not None else ():
+            if number not in line.entries:
+                where = layout.relative(layout.entry(name, number))
+                what = f"{where} is missing, though later changes are there: what this flush set and removed is lost"
+                yield Finding("missing-changes", where, what, f"run {layout.command('repair')}, which keeps the other rows")
+
+
+def slow_lines(layout: Layout) -> Iterator[str]:
+    """Yield a remark on each data set that has lost a table which its changes can give again."""
+    for name in list_data_sets(layout):
+        with suppress(FormatError, OSError):  # findings say so
+            if lost := lost_tables(layout, name):
+                gone = f"{noun(len(lost), 'generation', 'generations')} {first_of(map(str, lost))} of the data set {name!r}"
+                missing = f"{gone} {noun(len(lost), 'is', 'are')} missing; an older one and later changes give the same rows"
+                yield f"{missing}, but more slowly: run {layout.command('repair')}"
+
+
 def check_needed(store: StoreToCheck) -> Iterator[Finding]:
     """Find entries that the newest catalogs need and that have no sound copy."""
     if not store.may_miss_entries():
         return
     reported = store.reported_keys()
-    for key, (where, sample) in store.needed.items():
+    refill = f"run {store.layout.command('repair --refill')}"
+    for key, need in store.needed.items():
         if key not in store.good and str(key) not in reported:
-            what = f"entry {key}, which sample {sample!r} needs, has no valid copy"
-            yield Finding("missing-entry", where, what, f"run {store.layout.command('repair --refill')}", str(key), sample)
+            what = f"entry {key}, which sample {need.sample!r} needs, has no valid copy"
+            again = f"put it again, or set or remove this row of {need.name!r}: cachestore cannot know how to make it"
+            advice = refill if need.made in HAVE_SOURCES else again
+            yield Finding("missing-entry", need.where, what, advice, str(key), need.sample)
 
 
 def check_lost(store: StoreToCheck) -> Iterator[Finding]:
@@ -263,6 +312,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_segments,
     check_indexes,
     check_files,
+    check_lines,
     check_needed,
     check_lost,
     check_vanished,

@@ -24,7 +24,7 @@ from cachestore.care.gc import (
     spent_lists,
     stale_temporaries,
 )
-from cachestore.care.lines import covered_entries, entry_paths, keys_of_entries, tidy_line
+from cachestore.care.lines import covered_entries, files_of_line, has_sources, keys_of_entries, tidy_line
 from cachestore.care.losses import needed_by
 from cachestore.care.usage import Needs, Usage, survey
 from cachestore.core import system
@@ -51,7 +51,7 @@ from cachestore.jobs.share.retention import (
     remove_plan,
     spent_plans,
 )
-from cachestore.store.format.catalog import HAVE_SOURCES, list_generations, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import last_generation, list_generations, list_names, no_data_set, read_catalog
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import MarkedList, list_marked, marked_segments
 from cachestore.store.format.segment import SegmentContents, read_contents
@@ -60,7 +60,7 @@ from cachestore.store.read.unfinished import list_data_sets, not_there
 from cachestore.store.write.catalog_writer import mark_dropped
 from cachestore.store.write.commit import commit
 from cachestore.store.write.listing_numbers import spent_numbers
-from cachestore.store.write.publish import kind_of, publish_bare
+from cachestore.store.write.publish import publish_bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,8 @@ class DropReport(_Report):
     generations: tuple[int, ...]
     plans: tuple[str, ...]
     freed_bytes: int
+    changes: int = 0
+    """How many files of changes that sessions had published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def collect(
         with closing(load_snapshot(layout, for_planning=True)) as snapshot:
             found = _find_needs(layout, now, counts)
             lists, remarks = _not_held_back(layout, lists, now)
-            removals, stays = plan_removal(layout, lists, found.needs)
+            removals, stays = plan_removal(layout, lists, found.needs.hold)
             waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
             files = [
                 *stale_temporaries(layout, now=now),
@@ -287,10 +289,10 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
 
 
 def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
-    """Remove the catalogs and plans of a data set. `gc` removes its values later, unless something else needs them.
+    """Remove the catalogs, changes and plans of a data set. `gc` removes its values later, unless something else needs them.
 
-    Plans are removed first and the newest catalog last. So after an interrupted drop the data set opens with its newest generation, or not
-    at all. A later data set of this name continues the numbers: opening a dropped generation raises an error.
+    An interrupted drop leaves files that nobody reads, or the whole data set: the same call removes them. A later data set of this name
+    continues the numbers: opening a dropped generation raises an error.
 
     Raises:
         StoreNotFound: there is no store at this path.
@@ -299,23 +301,23 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         WriteFailed: the disk refused to write. The same call continues.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
-    plans, generations = plans_of(layout, name), list_generations(layout, name)
+    plans, line, files = plans_of(layout, name), list_line(layout, name), files_of_line(layout, name, last_generation(layout, name))
     check_for_reading(layout)
-    if not plans and not generations:
+    if not plans and not files:
         raise no_data_set(layout, name, list_data_sets(layout))
     if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
         raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
-        line = list_line(layout, name)
-        if line.entries or line.blocks or (generations and kind_of(layout, name) not in HAVE_SOURCES):
-            publish_bare(layout, name, "dropped")
-        mark_dropped(layout, name)
+        end = last_generation(layout, name)
+        if line.entries or line.blocks or (line.tables and not has_sources(layout, name)):
+            end = publish_bare(layout, name, "dropped")
+        if end:
+            mark_dropped(layout, name, end)
         freed = sum(remove_plan(layout, plan) for plan in plans)
-        freed += sum(remove_file(layout, layout.catalog(name, generation)) for generation in generations)
-        freed += sum(remove_file(layout, path) for path in entry_paths(layout, name))
+        freed += sum(remove_file(layout, path) for path in files_of_line(layout, name, end))
     check_for_reading(layout)
-    return DropReport(apply, name, tuple(generations), tuple(plans), freed)
+    return DropReport(apply, name, tuple(line.tables), tuple(plans), freed, len(line.entries) + len(line.blocks))
 
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:
@@ -353,8 +355,8 @@ def _find_needs(layout: Layout, now: float, keep: Mapping[str, int] | None = Non
     return _Found(needs, kept, old, two.unfinished)
 
 
-def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
-    passes = open_passes(layout, now=now)
+def refuse_lost_catalogs(layout: Layout) -> None:
+    """Raise FormatError if the newest generation of a data set is lost: then it is not known which entries are needed."""
     for reported in lost_catalogs(layout):
         missing = f"generation {reported.generation} of the data set {reported.name!r} is missing, though a pass published it"
         drop_it = layout.command(f"drop {system.quoted(reported.name)}")
@@ -362,6 +364,11 @@ def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
             f"{missing}, so cachestore cannot tell which entries are needed: run {layout.command('repair')}, or {drop_it} to remove the"
             " data set"
         )
+
+
+def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
+    passes = open_passes(layout, now=now)
+    refuse_lost_catalogs(layout)
     used = generations_of_passes(layout, passes)
     behind = old_generations(layout, now=now, keep=keep)
     old = {name: [n for n in generations if (name, n) not in used] for name, generations in behind.items()}

@@ -5,13 +5,14 @@ published. Only then are the old segments marked for deletion. They stay readabl
 crash leaves only copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cachestore.care.gc import mark
 from cachestore.care.soundness import good_entries
-from cachestore.care.usage import MERGED, Needs, Usage, survey
+from cachestore.care.usage import MERGED, Needs, Usage, is_unflushed, survey
 from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.core.words import human_bytes
@@ -55,12 +56,16 @@ class Compacted:
 
 
 def choose_groups(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Group]:
-    """Choose what to rewrite, from a snapshot for planning. Leaves out unfinished passes, and segments for which rewriting gains nothing.
+    """Choose what to rewrite, from a snapshot for planning.
 
-    Entries of writers and entries of passes never come into one segment: they must stay distinguishable.
+    Leaves out unfinished passes, values that a session may not have named yet, and segments for which rewriting gains nothing. Entries
+    of writers and entries of passes never come into one segment: they must stay distinguishable.
     """
     streams: dict[str, list[Usage]] = {}
+    now = time.time()
     for usage in survey(layout, snapshot, needs):
+        if is_unflushed(layout, usage.ref, now):
+            continue
         if (stream := _stream(usage.ref, needs)) is not None and (_is_small(usage.ref) or _is_worn(usage)):
             streams.setdefault(stream, []).append(usage)
     groups: list[Group] = []

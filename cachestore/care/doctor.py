@@ -238,7 +238,9 @@ def _probe_publish(layout: Layout, one: Path, other: Path) -> Check:
         other.hardlink_to(one)
     except (OSError, NotImplementedError) as error:
         found = f"no hard links ({error}): files are published by check and rename"
-        return Check("publish", NOTE, found, "two ranks may do the same work twice now and then; nothing is lost")
+        return Check(
+            "publish", NOTE, found, "each file takes two more calls, and a killed process may hold up others for a moment; nothing is lost"
+        )
     try:
         other.hardlink_to(one)
     except FileExistsError:

@@ -10,14 +10,13 @@ and saves work.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachestore.care.soundness import good_entries
-from cachestore.care.usage import Needs
 from cachestore.core.errors import CorruptEntry, FormatError
 from cachestore.core.words import plural
 from cachestore.files.checksum import digest_of
@@ -70,10 +69,11 @@ class Removal:
     to_copy: tuple[StoredEntry, ...]
 
 
-def plan_removal(layout: Layout, lists: Sequence[MarkedList], needs: Needs) -> tuple[list[Removal], list[str]]:
-    """Plan removals: (what may be removed now, sentences on what may not). Find out `needs` after the lists were read.
+def plan_removal(layout: Layout, lists: Sequence[MarkedList], hold: Callable[[str, StoredEntry], bool]) -> tuple[list[Removal], list[str]]:
+    """Plan removals: (what may be removed now, sentences on what may not). Find out what `hold` knows after the lists were read.
 
-    A segment stays if it cannot be read, or if a needed entry has no sound copy at all: `repair` deals with it.
+    `hold` returns whether an entry must stay, given the origin of its segment, as `Needs.hold` does. A segment stays if it cannot be read,
+    or if such an entry has no sound copy at all: `repair` deals with it.
     """
     going = frozenset[str]().union(*(each.segments for each in lists))
     removals: list[Removal] = []
@@ -95,7 +95,7 @@ def plan_removal(layout: Layout, lists: Sequence[MarkedList], needs: Needs) -> t
         for digest in sorted(list_segments(layout) & going):
             try:
                 contents = read_contents(layout.segment(digest))
-                needed = [entry for entry in contents.entries if needs.hold(contents.origin, entry)]
+                needed = [entry for entry in contents.entries if hold(contents.origin, entry)]
                 copies = snapshot.find([entry.key for entry in needed])
                 to_copy = tuple(entry for entry, its_copies in zip(needed, copies, strict=True) if not has_copy(entry, its_copies))
                 sound = len(good_entries(layout.segment(digest), to_copy))

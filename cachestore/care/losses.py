@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,8 @@ from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, damaged, parse_lost
 from cachestore.files.records import read_record
-from cachestore.store.format.catalog import Catalog, list_names
+from cachestore.store.format.catalog import Catalog, Made, list_names
+from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import marked_segments
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot
@@ -33,14 +35,31 @@ def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
     yield from ((key, named_prompt(text)) for key, text in catalog.prompt_keys())
 
 
-def needed_entries(layout: Layout) -> dict[Key, tuple[str, str]]:
-    """All keys in the newest catalogs, each with (path of the catalog, first sample that needs it)."""
-    needed: dict[Key, tuple[str, str]] = {}
+@dataclass(frozen=True, slots=True)
+class NamedBy:
+    """Why an entry is needed."""
+
+    where: str
+    """The path of a catalog that names it, or of the newest changes laid over one."""
+    name: str
+    sample: str
+    """The first sample that needs it."""
+    made: Made
+    """What made the data set: only `precompute` and importing can say how a value was made."""
+
+
+def needed_entries(layout: Layout) -> dict[Key, NamedBy]:
+    """All keys in the newest catalogs, each with why it is needed."""
+    needed: dict[Key, NamedBy] = {}
     for name in list_names(layout):
         if (catalog := newest_catalog(layout, name)) is not None:
-            where = layout.relative(layout.catalog(name, catalog.generation))
+            path, line = layout.catalog(name, catalog.generation), list_line(layout, name)
+            if catalog.generation not in line.tables and catalog.generation in line.entries:
+                path = layout.entry(name, catalog.generation)
+            where, known = layout.relative(path), dict[str, NamedBy]()
             for key, sample in needed_by(catalog):
-                needed.setdefault(key, (where, sample))
+                if key not in needed:
+                    needed[key] = known.get(sample) or known.setdefault(sample, NamedBy(where, name, sample, catalog.made))
     return needed
 
 

@@ -31,7 +31,7 @@ from cachestore.jobs.share.workers import host_name
 from cachestore.jobs.start.declared_model import declared_encoder, find_declared_difference, is_imported
 from cachestore.sources.combined import files_of
 from cachestore.sources.files import Files
-from cachestore.store.format.catalog import NO_INPUT, Catalog, KeyColumn, list_names
+from cachestore.store.format.catalog import MADE, NO_INPUT, Catalog, KeyColumn, list_names
 from cachestore.store.format.findings import HARMLESS, DamagedEntry, Finding, one_each
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.rows import newest_catalog
@@ -179,8 +179,9 @@ def _find_makers(layout: Layout, catalogs: Sequence[Catalog], moved: NewPaths) -
     known = load_digests(layout, host_name())
     by_request: dict[bytes, tuple[Encoder, ...]] = {}
     makers: dict[_ColumnName, _Maker] = {}
-    unknown: list[str] = []
-    columns = [(catalog, number, column) for catalog in catalogs for number, column in enumerate(catalog.columns)]
+    unknown = [f"the data set {one.name!r} was not checked: it was {MADE[one.made]}" for one in catalogs if not one.has_sources]
+    with_sources = [catalog for catalog in catalogs if catalog.has_sources]
+    columns = [(catalog, number, column) for catalog in with_sources for number, column in enumerate(catalog.columns)]
     for catalog, number, column in columns:
         what = f"{column.encoder} of the data set {catalog.name!r}"
         before = catalog.recipes[column.fingerprint]

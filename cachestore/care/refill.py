@@ -26,10 +26,9 @@ from cachestore.jobs.plan.recorded_paths import is_there, source_paths
 from cachestore.jobs.run.pass_counts import OF_SOURCE
 from cachestore.jobs.run.reconcile import Reconciler
 from cachestore.jobs.run.task import Cancel, Job, OnProgress
-from cachestore.jobs.share.pace import with_pace
+from cachestore.jobs.share.pace import followed
 from cachestore.jobs.share.passes import read_done
 from cachestore.jobs.share.plan import Plan, read_plan
-from cachestore.jobs.share.progress import Observer
 from cachestore.jobs.share.retention import ReportedCatalog, generation_of_pass, reported_catalogs
 from cachestore.jobs.start.here import precompute_here
 from cachestore.store.format.catalog import Catalog, list_generations, list_names
@@ -51,7 +50,7 @@ def refill_catalog(layout: Layout, catalog: Catalog, moved: NewPaths, on_progres
     for request in _requests(layout, catalog, moved) if lacking else ():
         _check_request(layout, catalog, request, {key for key, _sample in _lacking(layout, catalog)})
         unchanged = partial(_check_unchanged, request)
-        follow = Observer(layout).following(with_pace(on_progress)) if on_progress else None
+        follow = followed(layout, on_progress)
         report = precompute_here(request, store_id=layout.store_id, on_progress=follow, cancel=cancel, compare_with=unchanged)
         if refused := [failure for failure in report.failures if failure["encoder"] == OF_SOURCE]:
             named = first_of(str(failure["sample"]) for failure in refused)

@@ -20,6 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from cachestore.care.checks import lost_catalogs
+from cachestore.care.lines import close_gaps, known_with_losses, remake_tables, stays_as_it_is, tables_to_remake
 from cachestore.care.losses import LOST_FORMAT, LOST_VERSION, NamedSample, needed_samples, vanished_keys, wanted_keys
 from cachestore.care.moved import NewPaths, check_source_names, new_paths
 from cachestore.care.refill import check_refill, newest_catalogs, rebuild_catalog, refill_catalog
@@ -69,6 +70,8 @@ class RepairReport:
     """Needed keys without a valid copy."""
     refilled: int = 0
     dry_run: bool = False
+    lost: tuple[str, ...] = ()
+    """What is lost for good: changes to data sets, in words. The rows that are still known are in a new generation."""
     findings: tuple[Finding, ...] = ()
     """What is still wrong afterwards, without harmless findings."""
 
@@ -153,6 +156,7 @@ def repair(
         salvaged += _save_misnamed(layout)
         _note_vanished(layout)
         quarantined += moved_segments
+        lost, without_table = close_gaps(layout), tables_to_remake(layout, files)
         targets = [(where, _quarantine_file(layout, layout.root / where)) for where in files]
         here = [(where, target) for where, target in targets if os.path.lexists(target)]  # another repair just moved the others
         quarantined += [where for where, _target in here]
@@ -160,15 +164,16 @@ def repair(
         back = [data_set for _where, target in here for data_set in _put_back(layout, target)]
         with closing(load_snapshot(layout)) as before, closing(commit(layout, snapshot=before)) as after:
             rebuilt += ["index", *back] if after.generation != before.generation else back
+        rebuilt += remake_tables(layout, without_table)
         check_for_reading(layout)
     check_source_names(newest_catalogs(layout), source)
-    rebuilt += [lost.name for lost in lost_catalogs(layout) if rebuild_catalog(layout, lost, moved)]
+    rebuilt += [each.name for each in lost_catalogs(layout) if rebuild_catalog(layout, each, moved)]
     refilled = 0
     for catalog in newest_catalogs(layout, name) if refill else ():
         refilled += refill_catalog(layout, catalog, moved, on_progress, cancel)
     left = tuple(finding for finding in verify(layout.root, "quick").findings if finding.kind not in HARMLESS)
     check_for_reading(layout)
-    return RepairReport(salvaged, tuple(quarantined), tuple(rebuilt), len(missing_keys(left)), refilled, findings=left)
+    return RepairReport(salvaged, tuple(quarantined), tuple(rebuilt), len(missing_keys(left)), refilled, lost=tuple(lost), findings=left)
 
 
 def _check_unused(moved: NewPaths, name: str | None) -> None:
@@ -198,13 +203,15 @@ def _foresee(root: Path, moved: NewPaths, name: str | None, *, refill: bool) -> 
             misnamed = [entry.key for _origin, entries in _misnamed(layout, snapshot) for entry in entries]
             missing = _missing_after(layout, snapshot, segments, misnamed)
             rebuilt = ["index"] if quarantined or misnamed or has_news(snapshot) else []
+        lost = tuple(each.lost_in_words() for each in known_with_losses(layout) if not each.is_beyond_repair)
+        rebuilt += tables_to_remake(layout, files)
         check_for_reading(layout)
     check_source_names(newest_catalogs(layout), moved.source)
     for catalog in newest_catalogs(layout, name) if refill else ():
         check_refill(layout, catalog, moved, missing)
-    rebuilt += [lost.name for lost in lost_catalogs(layout)]
+    rebuilt += [each.name for each in lost_catalogs(layout)]
     salvaged = sum(len(segment.good) for segment in segments) + len(misnamed)
-    return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing), dry_run=True)
+    return RepairReport(salvaged, quarantined, tuple(rebuilt), len(missing), lost=lost, dry_run=True)
 
 
 def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
@@ -212,8 +219,9 @@ def _find_damage(layout: Layout) -> tuple[list[_DamagedSegment], list[str]]:
     with closing(_load_with_index(layout)) as snapshot:
         segments = [damaged for digest in sorted(snapshot.listed) if (damaged := _read_damaged(layout, snapshot, digest))]
     check_for_reading(layout)  # `verify` would open any store at this path
-    kinds = {"bad-index", "bad-catalog", "bad-plan", "bad-recipe", "bad-list"}
+    kinds = {"bad-index", "bad-catalog", "bad-changes", "bad-plan", "bad-recipe", "bad-list"}
     files = {finding.path for finding in verify(layout.root, "quick").findings if finding.kind in kinds and not finding.is_newer}
+    files.difference_update(stays_as_it_is(layout, [*files], known_with_losses(layout)))
     return segments, sorted(path for path in files if os.path.lexists(layout.root / path))
 
 

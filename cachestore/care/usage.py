@@ -88,7 +88,7 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
     A segment whose header cannot be read counts as needed: `repair` deals with it.
     """
     now = time.time()
-    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin) and not _is_unflushed(layout, ref, now)]
+    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin) and not is_unflushed(layout, ref, now)]
     unneeded = {ref.digest for ref in candidates if ref.entries == 0}
     for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
@@ -106,6 +106,6 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
     return usages
 
 
-def _is_unflushed(layout: Layout, ref: SegmentRef, now: float) -> bool:
+def is_unflushed(layout: Layout, ref: SegmentRef, now: float) -> bool:
     """Whether a session may not have named the values of a segment yet."""
     return _OF_A_SESSION.fullmatch(ref.origin) is not None and not is_older(layout.segment(ref.digest), _SESSION_SECONDS, now=now)

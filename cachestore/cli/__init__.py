@@ -21,7 +21,7 @@ from cachestore.cli.terminal.folding import folded
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
-    *("gc", "compact", "drop", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache"),
+    *("gc", "compact", "drop", "forget", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache"),
 )
 _VERBS: Final = ("cache", "encode", "make", "prepare", "preprocess", "run", "train")
 """Commands that do not exist, or do something else, and that `precompute` may be meant by."""

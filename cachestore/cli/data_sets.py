@@ -1,9 +1,9 @@
 """How commands name a data set: `--name` in each of them, and what they do without it."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from cachestore.core.errors import BadInput, BadUsage
+from cachestore.core.errors import BadInput, BadUsage, FormatError
 
 if TYPE_CHECKING:
     from cachestore.files.paths import Layout
@@ -47,15 +47,42 @@ def choose(layout: "Layout", name: str | None) -> str:
 
 def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":
     """Return the newest readable catalog of each data set, or only of the named one. Raises BadInput if there is no such data set."""
-    from cachestore.store.format.catalog import list_names
     from cachestore.store.read.rows import newest_catalog
     from cachestore.store.read.unfinished import list_data_sets, not_there
 
-    names = sorted(list_names(layout))
+    names = list_data_sets(layout)
+    if name is not None and name not in names:
+        raise not_there(layout, name, names)
     found = [catalog for one in names if name in {None, one} and (catalog := newest_catalog(layout, one)) is not None]
     if name is not None and not found:
-        raise not_there(layout, name, list_data_sets(layout))
+        raise FormatError(unreadable_in_words(layout, name))
     return found
+
+
+def all_unreadable(layout: "Layout", catalogs: "list[Catalog]", name: str | None = None) -> list[str]:
+    """Return a line for each data set, or only for the named one, that cannot be read as it is now. `catalogs` are what is shown."""
+    from cachestore.store.read.stats import unreadable_names
+
+    shown = {catalog.name: catalog.generation for catalog in catalogs}
+    return [unreadable_in_words(layout, one, shown.get(one)) for one in unreadable_names(layout, catalogs) if name in {None, one}]
+
+
+def unreadable_in_words(layout: "Layout", name: str, shown: int | None = None) -> str:
+    """Return what is said of a data set that cannot be read as it is now, if an older generation is `shown` or none."""
+    instead = "" if shown is None else f", so generation {shown} is shown"
+    return f"the data set {name!r} cannot be read as it is now{instead}: run {layout.command('verify')}"
+
+
+def row_of(made: str) -> str:
+    """Return what a row of a data set is called."""
+    return "sample" if made in {"precompute", "imported"} else "row"
+
+
+def made_in_words(made: str) -> str:
+    """Return what made a data set, as the end of a line; empty for `precompute`, which makes most."""
+    from cachestore.store.format.catalog import MADE
+
+    return "" if made == "precompute" else f", {cast('dict[str, str]', MADE)[made]}"
 
 
 def unfinished_in_words(layout: "Layout", name: str | None = None) -> list[str]:

@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     far = f" (it was not finished: {unfinished[name].done} of {unfinished[name].total} values)" if name in unfinished else ""
     report = drop(arguments.store, name, apply=not arguments.dry_run)
     would = "" if report.applied else "would be "
-    counts = f"{plural(len(report.generations), 'catalog')} and {plural(len(report.plans), 'plan')} {would}removed{far}"
+    changes = f", {plural(report.changes, 'file')} of changes" if report.changes else ""
+    counts = f"{plural(len(report.generations), 'catalog')}{changes} and {plural(len(report.plans), 'plan')} {would}removed{far}"
     lines = [f"{report.name}: {counts}; run {layout.command('gc')} to free the entries that nothing else needs"]
     if not set(there) - {name}:
         lines += [f"this {'was' if report.applied else 'is'} the only data set: to free the disk at once, delete the folder {layout.root}"]

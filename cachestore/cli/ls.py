@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import add_store, tell, tensors_of
-from cachestore.cli.data_sets import add_name, catalogs_of
+from cachestore.cli.data_sets import add_name, all_unreadable, catalogs_of
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
             for one in prompts:
                 negative = f"  negative: {one['negative_prompt']}" if one["negative_prompt"] else ""
                 lines += [f"{one['name']}  (prompt)  -  {_state(one)}  {one['prompt']}{negative}"]
-            lines += [one.in_words(reader.layout) for one in unfinished]
+            unreadable = all_unreadable(reader.layout, catalogs, arguments.name)
+            lines += [*unreadable, *(one.in_words(reader.layout) for one in unfinished)]
             found = {"samples": samples, "prompts": prompts, "unfinished": [one.as_json() for one in unfinished]}
             return tell(arguments, found, lines)
         needed = {key for catalog in catalogs for key, _sample in needed_by(catalog)}
@@ -88,6 +89,10 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
         about = {"name": catalog.name, "id": sample, "captions": catalog.row_captions(row)}
         about |= {"own_captions": own} if (own := own_inputs(catalog, row, CAPTION)) else {}
         about |= {"buckets": list(dict.fromkeys(buckets)), "fits": [fit for at, fit in enumerate(fits) if fit not in fits[:at]]}
+        if not catalog.has_sources:
+            parts = zip(catalog.column_names(), catalog.columns, strict=True)
+            about |= {"made": catalog.made, "parts": {part: count for part, column in parts if (count := column.count(row))}}
+            about |= {"columns": {name: values[row] for name, values in catalog.values.items()}}
         found.append(about | {"ready": bool(ready[row])})
     return found
 
@@ -108,6 +113,10 @@ def _sample_in_a_line(sample: dict[str, Any]) -> str:
     captions: list[str] = sample["captions"]
     caption = (captions[0] if captions else "") + (f" (and {len(captions) - 1} more)" if len(captions) > 1 else "")
     own = "".join(f"  caption.{encoder}: {text}" for encoder, text in sample.get("own_captions", {}).items())
+    if "parts" in sample:
+        parts = ", ".join(part if count == 1 else f"{part} ({count})" for part, count in sample["parts"].items())
+        columns = "".join(f"  {name}: {value}" for name, value in sample["columns"].items())
+        return f"{sample['name']}  {sample['id']}  {parts or '-'}  {_state(sample)}{columns}"
     fits = "".join(f"  scaled {fit['scale']:.2f} times, {fit['cut']:.0%} cut off" for fit in sample["fits"])
     return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}{fits}  {_state(sample)}  {caption}{own}"
 

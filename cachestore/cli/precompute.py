@@ -184,10 +184,10 @@ def _named(arguments: argparse.Namespace, request: "PrecomputeRequest") -> "Prec
     layout = Layout.at(request.store)
     if arguments.name is not None or status_of(layout.marker) is None:
         return request
-    from cachestore.jobs.plan.remembered import name_all
+    from cachestore.jobs.plan.remembered import name_made
     from cachestore.jobs.start.ranks import find_rank
 
-    others, rank_info = name_all(layout), find_rank(request.rank, request.world_size)
+    others, rank_info = name_made(layout), find_rank(request.rank, request.world_size)
     if not others or request.name in others or rank_info.rank not in {0, None}:
         return request
     if len(others) == 1 and rank_info.found_in == "single process" and not (arguments.json or arguments.quiet or arguments.plan_only):

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was done, or would be. Returns 4 if an entry or a data set's newest catalog is still missing."""
+    """Print what was done, or would be. Returns 4 if an entry, changes or a data set's newest catalog are missing."""
     from cachestore.care.repair import repair
     from cachestore.cli.terminal.progress import Progress, style_for
     from cachestore.cli.terminal.stopping import silence, stopping
@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         f"{plural(report.salvaged, 'entry')} {would}salvaged, {plural(len(report.quarantined), 'file')} {would}quarantined",
         f"without --refill {report.missing} would still be missing" if report.dry_run else with_refill,
         *(f"{name} {would}rebuilt" for name in report.rebuilt),
+        *(f"lost: {one}" for one in report.lost),
         *(f"{finding.kind}: {finding.message}" for finding in report.findings),
     ]
-    is_ok = not report.missing and all(finding.kind != "bad-catalog" for finding in report.findings)
+    is_ok = not report.missing and not report.lost and all(finding.kind != "bad-catalog" for finding in report.findings)
     return tell(arguments, report.as_json(), lines, is_ok=is_ok, otherwise=DAMAGE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cachestore.children.start import absolute_entries
 from cachestore.cli import ERROR, add_source, add_store, positive, print_error, source_of, tell
-from cachestore.cli.data_sets import add_name
+from cachestore.cli.data_sets import add_name, row_of
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes, plural
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     unfinished = [] if report["name"] else [one["words"] for one in report["unfinished"]]
     of = f"data set {report['name']!r}" if report["name"] else "no data set that is finished" if unfinished else "no data set"
-    samples = "" if unfinished else f", {plural(report['samples'], 'sample')}"
+    samples = "" if unfinished else f", {plural(report['samples'], row_of(report['made']))}"
     held = f"{of}{samples}, {plural(report['entries'], 'entry')} ({human_bytes(report['bytes'])})"
     code = tell(arguments, report, [*unfinished, f"{report['output']}: {held}; the page has {human_bytes(report['page_bytes'])}"])
     return code if not arguments.open or _is_opened(arguments.output) else ERROR

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell, tensors_of
-from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
+from cachestore.cli.data_sets import add_name, all_unreadable, catalogs_of, made_in_words, unfinished_in_words
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.core.words import human_bytes, listed, plural
@@ -51,13 +51,16 @@ def run(arguments: argparse.Namespace) -> int:
         with suppress(BadInput):  # it is no key, so it may be a sample
             if (key := Key.parse(arguments.what)) in reader:
                 shown = reader.describe(key).as_json()
+        unreadable: list[str] = []
         if not shown:
             sample = unicodedata.normalize("NFC", arguments.what)
-            shown = {"sample": sample, "in": _samples(reader, sample, arguments.name)}
+            catalogs = catalogs_of(reader.layout, arguments.name)
+            unreadable = all_unreadable(reader.layout, catalogs, arguments.name)
+            shown = {"sample": sample, "in": _samples(reader, sample, catalogs, arguments.name)}
         if arguments.png is not None:
             shown["png"] = _draw(reader, arguments)
     if "in" in shown:
-        lines = [line for one in shown["in"] for line in _of_sample(one)]
+        lines = [line for one in shown["in"] for line in _of_sample(one)] + unreadable
     else:
         lines = [f"{shown['key']}  {human_bytes(shown['bytes'])}  {shown['segment']}", *(f"  {line}" for line in tensors_of(shown))]
         lines += [f"  {name}: {value}" for name, value in shown["meta"].items()]
@@ -97,22 +100,21 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     from cachestore.files.publish import write_outside
     from cachestore.report.png import encode_png
     from cachestore.report.previews import preview_sample
-    from cachestore.store.format.catalog import list_names
+    from cachestore.store.read.unfinished import list_data_sets
 
     sample = unicodedata.normalize("NFC", arguments.what)
-    names = sorted(list_names(reader.layout)) if arguments.name is None else [arguments.name]
+    names = list_data_sets(reader.layout) if arguments.name is None else [arguments.name]
     preview = preview_sample(reader, names, sample, source_of(arguments.source))
     write_outside(as_path("--png", arguments.png).absolute(), encode_png(preview.pixels))
     height, width = preview.pixels.shape[:2]
     return {"path": arguments.png, "name": preview.name, "size": [width, height], "colours": preview.colours.in_words()}
 
 
-def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, Any]]:
+def _samples(reader: "Reader", sample: str, catalogs: "list[Catalog]", name: str | None) -> list[dict[str, Any]]:
     from cachestore.core.samples import CAPTION
     from cachestore.jobs.plan.columns import images_in, own_inputs
 
     found: list[dict[str, Any]] = []
-    catalogs = catalogs_of(reader.layout, name)
     for catalog in catalogs:
         if sample not in catalog.ids:
             continue
@@ -130,6 +132,7 @@ def _samples(reader: "Reader", sample: str, name: str | None) -> list[dict[str, 
         about = {"name": catalog.name, "generation": catalog.generation, "captions": catalog.row_captions(row)}
         own = own_inputs(catalog, row, CAPTION)
         about |= {"own_captions": own} if own else {}
+        about |= {"made": catalog.made, "columns": {name: values[row] for name, values in catalog.values.items()}}
         found.append(about | {"images": {role: paths for role, paths in images.items() if paths}, "entries": entries, "facts": facts})
     if not found:
         lists = f"{reader.layout.command('ls')} and {reader.layout.command('stats')} list them"
@@ -148,7 +151,8 @@ def _paths(catalog: "Catalog", references: Iterable[str]) -> list[str]:
 
 
 def _of_sample(found: dict[str, Any]) -> Iterator[str]:
-    yield f"data set {found['name']} (generation {found['generation']})"
+    yield f"data set {found['name']} (generation {found['generation']}){made_in_words(found['made'])}"
+    yield from (f"  {name}: {value}" for name, value in found["columns"].items())
     facts: dict[str, list[dict[str, list[int]]]] = {}
     """By the role whose files they are about: the masks of videos stand beside them."""
     for column, cells in found["facts"].items():

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import replace
 
 from cachestore.cli import add_store, tell
-from cachestore.cli.data_sets import add_name, choose
+from cachestore.cli.data_sets import add_name, choose, made_in_words, row_of, unreadable_in_words
 from cachestore.core.words import human_bytes, plural
 
 HELP = "count entries and bytes, and list the data sets with their newest generation"
@@ -33,12 +33,16 @@ def run(arguments: argparse.Namespace) -> int:
             unfinished = {one: one.in_words(layout) for one in list_unfinished(layout)}
         else:
             chosen, unfinished = choose(layout, arguments.name), {}
-            found = replace(found, catalogs=tuple(one for one in found.catalogs if one.name == chosen))
+            catalogs = tuple(one for one in found.catalogs if one.name == chosen)
+            found = replace(found, catalogs=catalogs, unreadable=tuple(one for one in found.unreadable if one == chosen))
     lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'file')}, {human_bytes(found.bytes)}"]
     for catalog in found.catalogs:
-        columns = ", ".join(catalog.columns) or "no encoder"
+        columns = ", ".join(catalog.columns) or ("no encoder" if row_of(catalog.made) == "sample" else "no part")
         prompts = f", {plural(catalog.prompts, 'prompt')} for validation" if catalog.prompts else ""
-        counts = f"{plural(catalog.samples, 'sample')}, {catalog.complete} of them ready to train on ({columns}){prompts}"
-        lines += [f"{catalog.name}: {counts}, generation {catalog.generation}"]
+        rows, ready = row_of(catalog.made), "ready to train on" if row_of(catalog.made) == "sample" else "with all their values"
+        counts = f"{plural(catalog.samples, rows)}, {catalog.complete} of them {ready} ({columns}){prompts}"
+        lines += [f"{catalog.name}: {counts}, generation {catalog.generation}{made_in_words(catalog.made)}"]
+    shown = {catalog.name: catalog.generation for catalog in found.catalogs}
+    lines += [unreadable_in_words(Layout.at(arguments.store), name, shown.get(name)) for name in found.unreadable]
     lines += unfinished.values()
     return tell(arguments, {**found.as_json(), "unfinished": [one.as_json() for one in unfinished]}, lines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cachestore.cli import add_store, tell
 from cachestore.cli.data_sets import add_name, choose
-from cachestore.core.words import plural
+from cachestore.core.words import first_of, noun, plural
 
 if TYPE_CHECKING:
     from cachestore.jobs.share.progress import PassStatus, RankStatus
@@ -28,11 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     found = status(arguments.store)
     if arguments.name is not None:
-        found = replace(found, plans=tuple(one for one in found.plans if one.name == arguments.name))
+        plans = tuple(one for one in found.plans if one.name == arguments.name)
+        found = replace(found, plans=plans, without_runs=tuple(one for one in found.without_runs if one == arguments.name))
         if not found.plans:
             choose(Layout.at(arguments.store), arguments.name)  # raises if there is no such data set
     shown = sorted(found.plans, key=lambda one: (one.complete, one.name, one.generation))
     lines = [line for one in shown for line in _in_words(one, Path(arguments.store))]
+    if others := found.without_runs:
+        lines.append(f"no run is recorded of the {noun(len(others), 'data set', 'data sets')} {first_of(map(repr, others))}")
     return tell(arguments, found.as_json(), lines or ["no run has been started here"])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, USAGE, add_store, near_to, shared_by, tell
-from cachestore.cli.data_sets import add_name, catalogs_of, unfinished_in_words
+from cachestore.cli.data_sets import add_name, all_unreadable, catalogs_of, made_in_words, row_of, unfinished_in_words
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 from cachestore.core.samples import IMAGE, VIDEO
@@ -118,8 +118,9 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         message = f"no data set in {reader.layout.root} contains the sample {sample!r} ({lists} lists the data sets)"
         message += near_to(sample, (catalog.ids for catalog in catalogs))
         raise BadInput("; ".join([message, *unfinished_in_words(reader.layout)]))
-    lines = (line for answer in answers for line in _lines_of(answer))
-    is_ready = all(answer["ready"] for answer in answers)
+    unreadable = all_unreadable(reader.layout, catalogs, arguments.name)
+    lines = [*(line for answer in answers for line in _lines_of(answer)), *unreadable]
+    is_ready = all(answer["ready"] for answer in answers) and not unreadable
     return tell(arguments, {"sample": sample, "in": answers}, lines, is_ok=is_ready, otherwise=DAMAGE)
 
 
@@ -142,16 +143,19 @@ def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
         refused = reasons.refused()
         lacking += refused
         lines += [f"{catalog.name}  {one['sample']}: {what}" for one in refused for what in one["lacks"]]
+        rows = row_of(catalog.made)
         state = (
-            f"{len(not_ready)} of {plural(len(catalog), 'sample')} {noun(len(not_ready), 'is', 'are')} not ready"
+            f"{len(not_ready)} of {plural(len(catalog), rows)} {noun(len(not_ready), 'is', 'are')} not ready"
             if not_ready
-            else noun(len(catalog), "its only sample is ready", f"all {len(catalog)} samples are ready")
+            else noun(len(catalog), f"its only {rows} is ready", f"all {len(catalog)} {rows}s are ready")
+            if len(catalog)
+            else f"it has no {rows}"
         )
         cannot = f"; {plural(len(refused), 'row or file', 'rows or files')} of its source cannot be used" if refused else ""
-        lines.append(f"data set {catalog.name!r} (generation {catalog.generation}): {state}{cannot}")
+        lines.append(f"data set {catalog.name!r} (generation {catalog.generation}){made_in_words(catalog.made)}: {state}{cannot}")
         unused[catalog.name] = reasons.unused()
         lines += [f"  {line}" for line in unused_in_words(unused[catalog.name])]
-    unfinished = unfinished_in_words(reader.layout, arguments.name)
+    unfinished = [*unfinished_in_words(reader.layout, arguments.name), *all_unreadable(reader.layout, catalogs, arguments.name)]
     return tell(
         arguments,
         {"not_ready": lacking, "unused": unused},
@@ -172,11 +176,11 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons")
                     "encoder": column.encoder,
                     "role": column.role,
                     "number": number,
-                    "recipe": column.fingerprint,
+                    "recipe": column.fingerprint or None,
                     "options": dict(column.options),
                     "within": within if column.role in FRAMED else None,
                     "key": str(cell.key) if cell.key is not None else None,
-                    "input_digest": cell.input.hex(),
+                    "input_digest": cell.input.hex() if catalog.has_sources else None,
                     "facts": {name: list(values) for name, values in cell.facts.items()},
                     "state": "present" if present else "missing" if cell.key is not None else "not made",
                     "reason": "" if present else reasons.of(column.encoder, row, has_key=cell.key is not None),
@@ -184,7 +188,8 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons")
             )
     lacks = [_NO_PICTURE] if row in reasons.without_picture else []
     is_ready = not lacks and all(cell["state"] == "present" for cell in cells)
-    return {"name": catalog.name, "generation": catalog.generation, "ready": is_ready, "lacks": lacks, "cells": cells}
+    about = {"name": catalog.name, "generation": catalog.generation, "made": catalog.made}
+    return {**about, "ready": is_ready, "lacks": lacks, "cells": cells}
 
 
 class _Reasons:
@@ -200,6 +205,8 @@ class _Reasons:
 
     def of(self, encoder: str, row: int, *, has_key: bool) -> str:
         """Return why a cell is not ready; `has_key` says whether it was made once."""
+        if has_key and not self._catalog.has_sources:
+            return "its value is not in the store: put it again, or set or remove this row"
         if has_key:
             return f"its entry has no valid copy: run {self._layout.command('repair --refill')}"
         return self._failures.get((self._catalog.ids[row], encoder), "it was not made yet: run `cachestore precompute` again")
@@ -209,7 +216,8 @@ class _Reasons:
         from cachestore.jobs.run.pass_counts import OF_SOURCE
 
         rows = [one for report in self._reports[-1:] for one in report["failures"] if one["encoder"] == OF_SOURCE]
-        whole: dict[str, Any] = {"name": self._catalog.name, "generation": self._catalog.generation, "ready": False, "cells": []}
+        whole: dict[str, Any] = {"name": self._catalog.name, "generation": self._catalog.generation, "made": self._catalog.made}
+        whole |= {"ready": False, "cells": []}
         return [{"sample": one["sample"], **whole, "lacks": [f"not used: {one['reason']}"]} for one in rows]
 
     def unused(self) -> list[dict[str, Any]]:
@@ -239,11 +247,15 @@ class _Reasons:
         return [report for *_which, report in reports]
 
 
+def _column(cell: dict[str, Any]) -> str:
+    return f"{cell['encoder']}/{cell['role']}" if cell["role"] else cell["encoder"]
+
+
 def _which(cell: dict[str, Any]) -> str:
     """Return a cell in words: its column, and for pictures the resolution, and the crop and side if there are several."""
     options = cell["options"]
     variant = cell["number"] % cells_each(options)
-    words = [f"{cell['encoder']}/{cell['role']}"]
+    words = [_column(cell)]
     words += [f"at {options['resolution']}"] if "resolution" in options else []
     words += [f"of the part {cell['within']}"] if cell["within"] else []
     words += [f"crop {variant // (2 if options.get('flip') else 1)}"] if options.get("crop") == RANDOM else []
@@ -252,7 +264,8 @@ def _which(cell: dict[str, Any]) -> str:
 
 def _lines_of(answer: dict[str, Any]) -> Iterator[str]:
     """Yield the lines about a sample in one data set. Cells with equal lines are printed once, with their count."""
-    yield f"data set {answer['name']} (generation {answer['generation']}): {'ready' if answer['ready'] else 'NOT READY'}"
+    made = made_in_words(answer["made"])
+    yield f"data set {answer['name']} (generation {answer['generation']}){made}: {'ready' if answer['ready'] else 'NOT READY'}"
     yield from (f"  {what}" for what in answer["lacks"])
     yield from (f"  {what}" for what in _lacking_in_words(cell for cell in answer["cells"] if cell["state"] != "present"))
     counts = Counter((_which(cell), *_in_words(cell)) for cell in answer["cells"] if cell["state"] == "present")
@@ -266,7 +279,7 @@ def _lacking_in_words(cells: Iterable[dict[str, Any]]) -> list[str]:
     alike: dict[str, list[dict[str, Any]]] = {}
     for cell in cells:
         alike.setdefault(_in_words(cell)[0], []).append(cell)
-    several = {state: dict.fromkeys(f"{cell['encoder']}/{cell['role']}" for cell in some) for state, some in alike.items()}
+    several = {state: dict.fromkeys(map(_column, some)) for state, some in alike.items()}
     return [f"{_which(some[0]) if len(some) == 1 else ', '.join(several[state])} {state}" for state, some in alike.items()]
 
 

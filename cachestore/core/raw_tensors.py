@@ -171,6 +171,12 @@ class Scale:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
+    @classmethod
+    def of(cls, read: Mapping[str, Json]) -> "Scale":
+        """Return the constants in a `read` block of latents."""
+        mean, std = (None if read.get(name) is None else tuple(map(float, read[name])) for name in ("latents_mean", "latents_std"))
+        return cls(read.get("scaling_factor"), read.get("shift_factor"), mean, std)
+
     @property
     def is_known(self) -> bool:
         """Whether there are constants to convert with."""

@@ -120,6 +120,33 @@ def is_locked(path: Path) -> bool | None:
     return False
 
 
+def process_mark(pid: int) -> str:
+    """Return what tells a process of this machine from all others: boot, namespace of pids, pid and start. Linux only, else the pid."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()} {pid} {_start_of(pid)}"
+    except OSError:
+        return str(pid)
+
+
+def _start_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def is_dead(mark: str) -> bool:
+    """Return whether the process with this mark is proved to have ended. Raises ValueError for what is no mark."""
+    where, pid, start = mark.rsplit(" ", 2)
+    if not process_mark(os.getpid()).startswith(f"{where} "):
+        return False  # it ran elsewhere
+    try:
+        os.kill(int(pid), 0)
+        return _start_of(int(pid)) != start
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
 def _is_locked_by_taking(path: Path) -> bool | None:
     """The test without shared locks: take the lock for a moment. Another test at that moment may see this one as the holder."""
     from filelock import Timeout

@@ -467,15 +467,20 @@ def encode_name(name: str) -> str:
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
     if not encoded.strip() or len(encoded) > _NAME_LIMIT:
-        raise BadInput(f"the data set name {name!r} must have 1 to {_NAME_LIMIT} characters once encoded: give another")
+        raise BadInput(f"the data set name {name!r} must have 1 to {_NAME_LIMIT} characters once encoded: give another", option="name")
     return encoded
+
+
+def as_stored(name: str) -> str:
+    """Return a data set's name as its folder spells it: names that differ in their Unicode form alone are one. Raises as `encode_name`."""
+    return unquote(encode_name(name))
 
 
 def _named(folder: Path, name: str) -> Path:
     """The folder of a data set. Raises BadInput if Windows refuses so long a path."""
     encoded = encode_name(name)
     if why := in_use.refused_length(folder, len(encoded) + _FILE_CHARACTERS):
-        raise BadInput(f"the data set name {name!r} is too long here: {why}")
+        raise BadInput(f"the data set name {name!r} is too long here: {why}", option="name")
     return folder / encoded
 
 

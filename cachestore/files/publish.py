@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from cachestore.core import system
-from cachestore.core.errors import FormatError, LockTimeout, RemoteFailed, WriteFailed, numbered
+from cachestore.core.errors import FormatError, RemoteFailed, WriteFailed, numbered
 from cachestore.files import in_use
 from cachestore.files.checksum import Buffer, Checksum, digest_file, digest_of
 from cachestore.files.failpoints import failpoint
-from cachestore.files.locks import locked
+from cachestore.files.locks import LifeLock, is_dead, process_mark
 from cachestore.files.marker import check_for_writing
-from cachestore.files.opening import is_link, reason_of, status_of
+from cachestore.files.opening import is_link, read_whole, reason_of, status_of
 from cachestore.files.paths import Layout, Mode
 from cachestore.files.removal import is_older
 
@@ -43,7 +43,10 @@ _BLOCK_BYTES: Final = 256 * 1024
 _OUTSIDE: Final = ".cachestore-tmp"
 """How temporary files outside a store end."""
 _LEFTOVER_SECONDS: Final = 86_400.0
-_RENAME_LOCK_SECONDS: Final = 2.0
+_CLAIM_SECONDS: Final = 30.0
+"""How long another process is waited for that places a file of the same name, where there are no hard links."""
+_CLAIM_PAUSE: Final = 0.02
+_CLAIM_BYTES: Final = 1000
 _SHARED_BITS: Final = stat.S_ISGID | stat.S_IRWXG
 _durable: Final[set[Path]] = set()
 """Folders whose names this process has synced."""
@@ -213,7 +216,7 @@ def publish_file(layout: Layout, temporary: Path, final: Path) -> bool:
 def publish_link(layout: Layout, source: Path, final: Path) -> bool:
     """Publish a file of the store under a second name, else as `publish`. Without hard links its bytes are written again."""
     if not hasattr(os, "link"):
-        return publish(layout, final, [source.read_bytes()], read_only=True)
+        return publish(layout, final, [read_whole(source, limit_bytes=1 << 40)], read_only=True)
     with _made_visible(layout, final) as temporary:
         make_folder(layout, layout.temporary)
         try:
@@ -221,7 +224,7 @@ def publish_link(layout: Layout, source: Path, final: Path) -> bool:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            return publish(layout, final, [source.read_bytes()], read_only=True)
+            return publish(layout, final, [read_whole(source, limit_bytes=1 << 40)], read_only=True)
         return _finish(layout, temporary, final)
 
 
@@ -400,7 +403,7 @@ def _finish(layout: Layout, temporary: Path, final: Path) -> bool:
 
 
 def _link(layout: Layout, temporary: Path, final: Path) -> bool:
-    """Give a file its final name without replacing: by `link`, or without links by check-then-rename under a lock."""
+    """Give a file its final name without replacing: by `link`, or without links by a claim, a check and a rename."""
     if not hasattr(os, "link"):
         return _rename(layout, temporary, final)
     try:
@@ -416,14 +419,39 @@ def _link(layout: Layout, temporary: Path, final: Path) -> bool:
 
 
 def _rename(layout: Layout, temporary: Path, final: Path) -> bool:
-    """Place without links. The lock narrows the race. After 2 s it goes on without: equal names hold interchangeable content."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(LockTimeout):
-            stack.enter_context(locked(layout.lock("rename"), seconds=_RENAME_LOCK_SECONDS, mode=layout.mode))
-        if final.exists():
-            return False
-        in_use.rename(temporary, final)
-        return True
+    """Place without links: check and rename while a claim on the name is held, which is created with O_EXCL. Returns False if it is taken.
+
+    A claim that a killed process left goes by proof of its death, or as any file in `tmp/` a day later. A process that sleeps for so long
+    finds its temporary file gone too. So nobody replaces a file.
+    """
+    claim = layout.new_temporary(digest_of([str(final.relative_to(layout.root)).encode()]))
+    make_folder(layout, claim.parent)
+    since = time.monotonic()
+    while not final.exists():
+        if create(layout, claim, process_mark(os.getpid()).encode()):
+            try:
+                if final.exists():
+                    return False
+                in_use.rename(temporary, final)
+                return True
+            finally:
+                _remove(claim)
+        _remove_of_the_dead(layout, claim)
+        if time.monotonic() - since > _CLAIM_SECONDS:
+            claimed = f"another process has claimed that name for {_CLAIM_SECONDS:g} s, and cannot be proved dead from here"
+            raise WriteFailed(
+                f"cannot write {final}: {claimed}; run the same command again once it has ended; if none is at work any more,"
+                f" remove {claim} first (`cachestore gc` does a day later)"
+            )
+        time.sleep(_CLAIM_PAUSE)
+    return False
+
+
+def _remove_of_the_dead(layout: Layout, claim: Path) -> None:
+    """Remove a claim if its process is proved dead: only under a lock, so that none which was made since is removed."""
+    with contextlib.suppress(OSError, ValueError), LifeLock(layout.lock("rename"), bits=layout.mode.file_bits) as lock:
+        if lock.is_held and is_dead(bytes(read_whole(claim, limit_bytes=_CLAIM_BYTES)).decode()):
+            _remove(claim)
 
 
 def _remove(path: Path) -> None:

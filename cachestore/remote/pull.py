@@ -4,12 +4,13 @@ It reads catalogs first, then what they name, and publishes in the order of a jo
 visible only when all that it names is. A killed pull leaves files that the same command finds; parts of files lie in `tmp/`.
 """
 
+import secrets
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from cachestore.core.arguments import as_path
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, FormatError, Incomplete
 from cachestore.core.keys import Recipe
 from cachestore.files.checksum import digest_file
 from cachestore.files.marker import check_for_writing
@@ -44,9 +45,12 @@ from cachestore.remote.transfer import (
     run_transfer,
     segments_of,
 )
-from cachestore.store.format.catalog import Catalog, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, read_catalog
+from cachestore.store.format.line import Changes, Entry, add_change, encode_entry, list_line, read_entry
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
+from cachestore.store.write.publish import Session, newest_header
+from cachestore.store.write.writer import Store
 
 
 def pull(
@@ -80,7 +84,8 @@ def pull(
 
     Raises:
         StoreNotFound: there is no store at the address.
-        BadInput: there is no such data set, the folder has another generation of this number, or it is no store and not empty.
+        BadInput: there is no such data set, the folder has another generation of this number, or rows of a published data set that the
+            address does not have, or has dropped it, or it is no store and not empty.
         MissingEntry: the store at the address lacks values: push it again.
         FormatError: a file there, or in the folder, is damaged.
         WriteFailed: the disk refused to write.
@@ -110,6 +115,8 @@ class _Pull(StoreTransfer):
     def plan(self) -> Moves:
         layout, there, request = self._layout, self._inventory, self._request
         plan = Moves(choose_generations(there.catalogs, request.name, request.generation, where=self._client.address))
+        self._leave_out_dropped(plan)
+        self._here = {name: self._require_one_line(name) for name in plan.generations}
         for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):
             size = there.catalogs[name][generation]
             if layout.catalog(name, generation).name in names_in(layout.catalog_folder(name)):
@@ -135,6 +142,39 @@ class _Pull(StoreTransfer):
         plan.recipes = [FileRef(key_of(KEYS.recipe(fingerprint)), there.recipes[fingerprint]) for fingerprint in lacking]
         plan.skipped += len(present) + len(fingerprints) - len(lacking)
         return plan
+
+    def _leave_out_dropped(self, plan: Moves) -> None:
+        """Leave out generations that were dropped in the folder, and say so. Raises BadInput if only such a one was asked for."""
+        for name, numbers in list(plan.generations.items()):
+            dropped = list_line(self._layout, name).dropped
+            kept = [number for number in numbers if number > dropped]
+            if len(kept) == len(numbers):
+                continue
+            why = f"the data set {name!r} was dropped in {self._layout.root} up to number {dropped}"
+            if self._request.name is not None:
+                raise BadInput(f"{why}, so that generation {numbers[-1]} cannot come there: pull it into another folder", option="name")
+            self._remarks.append(f"{why}: of it, generations up to that number were left out")
+            plan.generations[name] = kept
+
+    def _join_line(self, name: str, generation: int) -> None:
+        """Take the number of a table that came above the rows that were here, and set again what sessions flushed below it meanwhile."""
+        layout, here = self._layout, self._here.get(name, 0)
+        header = newest_header(layout, name)
+        if header is None or header["made"] in HAVE_SOURCES or generation <= here:
+            return
+        fence = Entry("fence", secrets.token_hex(16), "")
+        publish(layout, layout.entry(name, generation), encode_entry(name, generation, fence), read_only=True)
+        changes = Changes()
+        for number in (number for number in list_line(layout, name).entries if here < number <= generation):
+            entry = read_entry(layout, name, number)
+            if entry.what == "whole":
+                meanwhile = f"entry {number} of {name!r} was published in {layout.root} while generation {generation} came, which hides it"
+                raise Incomplete(f"{meanwhile}: publish it again")
+            for sample, change in entry.changes.items():
+                add_change(changes, sample, change)
+        if changes:
+            with Store(layout.root, mode="a") as store:
+                Session(store, name, made=header["made"]).publish(changes)
 
     def _of_data_set(self, plan: Moves) -> tuple[set[str], set[str]]:
         [(name, [generation])] = plan.generations.items()
@@ -178,6 +218,9 @@ class _Pull(StoreTransfer):
                     if not publish_pieces(layout, layout.catalog(name, generation), pieces, digest=digest_file(copy)):
                         self._require_same(name, generation, file.size)
                 mover.moved(file.size)
+        for name, numbers in plan.generations.items():
+            if numbers:
+                self._join_line(name, numbers[-1])
         # A `gc` that read the catalogs before these were published may have removed segments since.
         with closing(load_snapshot(layout)) as snapshot:
             for name, generation, _file in plan.catalogs:

@@ -50,8 +50,9 @@ from cachestore.remote.transfer import (
     run_transfer,
     segments_of,
 )
-from cachestore.store.format.catalog import list_generations, list_names, read_catalog
+from cachestore.store.format.catalog import list_names, read_catalog
 from cachestore.store.format.index import check as check_index
+from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import marked_segments
 from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot, open_layout
 from cachestore.store.read.unfinished import check_there, list_unfinished
@@ -87,7 +88,8 @@ def push(
 
     Raises:
         StoreNotFound: there is no store in the folder.
-        BadInput: there is no such data set, or the address has another generation of this number.
+        BadInput: there is no such data set, the address has another generation of this number, or rows of a published data set that the
+            store does not have.
         MissingEntry, FormatError: the store is damaged: run `cachestore repair`.
         RemoteFailed: the object store refuses, or does not answer.
         MissingExtra: the extra [objects] is not installed.
@@ -126,8 +128,10 @@ class _Push(StoreTransfer):
         for name in list_names(layout):
             if request.name in {None, name}:
                 tidy_line(layout, name, with_fence=False)  # tables are sent, not entries
-        generations = {name: numbers for name in list_names(layout) if (numbers := list_generations(layout, name))}
+        generations = {name: numbers for name in list_names(layout) if (numbers := list_line(layout, name).tables)}
         plan = Moves(choose_generations(generations, request.name, request.generation, where=layout.root))
+        for name in plan.generations:
+            self._require_one_line(name)
         digests, fingerprints = set[str](), set[str]()
         with closing(load_snapshot(layout)) as snapshot:
             for name, generation in ((name, generation) for name, some in plan.generations.items() for generation in some):
@@ -166,10 +170,13 @@ class _Push(StoreTransfer):
         check_for_reading(self._layout)
         if plan.catalogs:
             # The first listing may have been wrong, and what it named may have been removed since.
-            there = take_inventory(self._client).segments
+            self._inventory = take_inventory(self._client)
+            there = self._inventory.segments
             if lacking := next((digest for digest, size in self._needed.items() if there.get(digest) != size), None):
                 where = self._client.address.of(key_of(KEYS.segment(lacking)))
                 raise MissingEntry(f"{where} was there, or was sent, and is not listed; run the same command again")
+        for name in {name for name, _generation, _file in plan.catalogs}:
+            self._require_one_line(name)  # another push may have ended meanwhile
         for name, generation, file in plan.catalogs:
             mover.show("sending catalogs")
             if not self._send_new(mover, file, TABLE_LIMIT_BYTES):

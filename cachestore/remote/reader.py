@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
-from cachestore.core.arguments import as_path, as_whole, as_word, refuse
+from cachestore.core.arguments import as_path, as_text, as_whole, as_word, refuse
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Key
 from cachestore.core.spelling import option
@@ -54,7 +54,7 @@ from cachestore.remote.outline import (
     take_inventory,
 )
 from cachestore.remote.parts import PartsSource
-from cachestore.store.format.catalog import NO_KEY, CatalogStart, KeyColumn, check_catalog_copy
+from cachestore.store.format.catalog import NO_KEY, CatalogStart, KeyColumn, check_catalog_copy, read_catalog
 from cachestore.store.format.index import Index, check
 from cachestore.store.format.segment import SegmentContents, parse_contents
 from cachestore.store.read.fetch import Io, Verify
@@ -64,6 +64,7 @@ from cachestore.store.read.stats import StoreStats, count_snapshot, newest_catal
 
 if TYPE_CHECKING:
     from cachestore.store.format.locations import SegmentRef
+    from cachestore.store.read.rows import Rows
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ class RemoteReader(Reader):
     _cache: StoreCache
     _limit: int
     _source: PartsSource
-    inventory: Inventory
-    """As it was when a snapshot was taken last."""
+    _inventory: Inventory | None
+    """As it was when a snapshot was taken last; None in a copy of a reader before it is needed."""
     _catalogs: dict[tuple[str, int], tuple[int, CatalogStart]]
     """By name and generation, the size and the start of each catalog that is in use."""
 
@@ -156,6 +157,7 @@ class RemoteReader(Reader):
         self._limit = limit
         self._source = PartsSource(address, cache, Room(cache.folder, limit))
         self._catalogs = {}
+        self._inventory = None
         self._is_closed = False
         self._verify: Verify = verify
         self._io: Io = "pread"
@@ -188,7 +190,7 @@ class RemoteReader(Reader):
         return ask_until_sure(lambda: self._take_snapshot(earlier))
 
     def _take_snapshot(self, earlier: Snapshot | None) -> Snapshot:
-        inventory = self.inventory = take_inventory(self._client)
+        inventory = self._inventory = take_inventory(self._client)
         index = bring_index(inventory, self._copy_index)
         with closing(index) if index is not None else nullcontext():
             with suppress(OSError):
@@ -225,13 +227,34 @@ class RemoteReader(Reader):
         where = KEYS.segment(digest)
         return parse_contents(parse_start(start, size, where=where), size, where=where)
 
+    @property
+    def inventory(self) -> Inventory:
+        """The files at the address, as they were when a snapshot was taken last."""
+        if self._inventory is None:
+            self._inventory = take_inventory(self._client)
+        return self._inventory
+
+    def names(self) -> list[str]:
+        """As `Reader.names`, as the address was when the reader was opened or last refreshed."""
+        _ = self.snapshot  # raises if it is closed
+        return sorted(self.inventory.catalogs)
+
+    def dataset(self, name: str, generation: int | None = None) -> "Rows":
+        """As `Reader.dataset`, for the generations at the address: the newest is that of the last refresh."""
+        from cachestore.store.read.rows import Rows
+
+        _ = self.snapshot  # raises if it is closed
+        number = None if generation is None else as_whole("generation", generation, least=0)
+        found = self.bring_catalog(as_text("name", name), number)
+        return Rows.of(read_catalog(self.layout.catalog(name, found), generation=found, io="mmap"))
+
     def bring_catalog(self, name: str, generation: int | None) -> int:
         """Bring a catalog into the cache and return its generation: the given or the newest. Raises BadInput for an unknown one."""
         tries = count()
 
         def bring() -> int:
             if next(tries):
-                self.inventory = take_inventory(self._client)
+                self._inventory = take_inventory(self._client)
             [[found]] = choose_generations(self.inventory.catalogs, name, generation, where=self.layout.shown).values()
             size = self.inventory.catalogs[name][found]
             start = remote_start(self._client, name, found, size)

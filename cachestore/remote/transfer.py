@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,11 @@ from cachestore.remote.address import Address
 from cachestore.remote.client import PIECE_BYTES, Client, ReadingClient
 from cachestore.remote.outline import ask_until_sure, catalog_digest, remote_start, take_inventory
 from cachestore.store.format.catalog import NO_KEY, Catalog
+from cachestore.store.format.line import Line, list_line
+from cachestore.store.read.rows import read_data_set
 from cachestore.store.read.snapshot import Snapshot
+from cachestore.store.write.catalog_writer import draft_of
+from cachestore.store.write.publish import newest_header, rows_above
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -191,6 +195,40 @@ class StoreTransfer:
             applied=not self._request.dry_run,
             remarks=tuple(self._remarks),
         )
+
+    def _require_one_line(self, name: str) -> int:
+        """Return the number of the newest rows that the folder has of a data set; 0 if none.
+
+        Raises BadInput if sessions published it and the two ends went different ways: then the higher number would hide the rows of the
+        other end. They are one line if the older of the two newest states is a state of the other end too.
+        """
+        line = list_line(self._layout, name)
+        there = {number: size for number, size in self._inventory.catalogs.get(name, {}).items() if number > line.dropped}
+        header = newest_header(self._layout, name)
+        if header is None or not there:
+            return 0
+        here, newest = line.highest if rows_above(self._layout, name) else line.tables[-1], max(there)
+        start = remote_start(self._client, name, newest, there[newest])
+        if not start.line and not header.get("line"):
+            return here  # of passes: equal numbers alone are compared
+        common = min(here, newest)
+        is_one = start.line == header.get("line") and common in there
+        if is_one:
+            with suppress(BadInput):  # those rows are not kept here any more
+                is_one = remote_start(self._client, name, common, there[common]).digest == self._digest_here(line, common)
+        if not is_one:
+            raise BadInput(
+                f"{self._client.address} and {self._layout.root} have different rows under {name!r} (up to number {newest} there and {here}"
+                f" here), and neither takes the place of the other: `cachestore pull {self._client.address} FOLDER` brings those there into"
+                " a new folder; publish one of them under another name",
+                option="name",
+            )
+        return here
+
+    def _digest_here(self, line: Line, number: int) -> str:
+        if number in line.tables:
+            return catalog_digest(self._layout.catalog(line.name, number))
+        return draft_of(read_data_set(self._layout, line.name, number)).digest
 
     def _require_same(self, name: str, generation: int, size: int) -> None:
         there = remote_start(self._client, name, generation, size)

@@ -11,7 +11,7 @@ from cachestore.core.samples import CAPTION
 from cachestore.core.words import first_of
 from cachestore.report.numbers import Bin, Bucket, Buckets, Captions, ColumnNumbers, Long, Loss, Repeat
 from cachestore.store.format.catalog import NO_KEY, Catalog, KeyColumn
-from cachestore.store.read.snapshot import Snapshot
+from cachestore.store.read.reader import Reader
 from cachestore.train.facts import count_buckets
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -21,14 +21,12 @@ _REPEATS: Final = 3
 _LONGEST: Final = 5
 
 
-def sizes_of(snapshot: Snapshot) -> dict[Key, int]:
+def sizes_of(reader: Reader) -> dict[Key, int]:
     """Return the bytes of each entry's tensors, of the copy that is read."""
     sizes: dict[Key, int] = {}
-    every = snapshot.keys()
+    every = reader.keys()
     while keys := list(islice(every, _AT_ONCE)):
-        located = snapshot.locate(keys)
-        if located is not None:  # always so: these are the snapshot's own keys
-            sizes.update(zip(keys, (specs.size_bytes for specs in located.specs), strict=True))
+        sizes.update(zip(keys, (specs.size_bytes for specs in reader.locate(keys).specs), strict=True))
     return sizes
 
 

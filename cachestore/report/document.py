@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Final
 
 from cachestore.core.words import first_of, listed
+from cachestore.jobs.share.history import Pass, RankNumbers
 from cachestore.jobs.start.forecast import left_out_in_words
 from cachestore.report.charts import bar, histogram, neighbours, segment_map
 from cachestore.report.html import (
@@ -26,9 +27,10 @@ from cachestore.report.html import (
     table,
     words,
 )
-from cachestore.report.numbers import Captions, ColumnNumbers, Damage, Gallery, Pass, Picture, RankNumbers, ReportNumbers, Thumbnail
+from cachestore.report.numbers import Captions, ColumnNumbers, Damage, Gallery, Picture, ReportNumbers, Thumbnail
 from cachestore.report.style import STYLE
 from cachestore.sources.unused import REASONS
+from cachestore.store.format.catalog import HAVE_SOURCES, MADE
 
 MOST_ROWS: Final = 50
 """The most findings, failures or buckets in a table; the page counts the rest."""
@@ -43,6 +45,8 @@ _SAME: Final = 0.005
 _LONGEST_SIDE: Final = 192
 """Of a picture as it is shown, in pixels; it shrinks with the page."""
 _COUNTS: Final = (("Encoded", "n"), ("Reused", "n"), ("Failed", "n"))
+_SHARED_INPUTS: Final = "Equal captions are one entry, and so are files with equal bytes: each was encoded once, and is stored once."
+_SHARED_ROWS: Final = "Rows that name the same key share its entry, which is stored once."
 _NO_RECORD: Final = Html("There is no record here of a run that ended.")
 _NOT_CHECKED: Final = "What lies at an address is not checked here: `cachestore pull` compares every byte while it brings it."
 
@@ -57,9 +61,11 @@ def make_page(numbers: ReportNumbers, gallery: Gallery) -> bytes:
         ("unused", "Not used", _unused(numbers)),
         ("buckets", "Buckets", _buckets(numbers)),
         ("captions", "Captions", _captions(numbers.captions)),
-        ("shared", "Shared entries", _sharing(kinds)),
+        ("shared", "Shared entries", _sharing(kinds, _SHARED_INPUTS)),
         ("work", "Throughput", _work(numbers.passes)),
     ]
+    if numbers.made not in HAVE_SOURCES:
+        of_data_set = [("shared", "Shared entries", _sharing(kinds, _SHARED_ROWS))]
     of_store = [("sizes", "Size by kind", _sizes(numbers, kinds)), ("damage", "Damage map", _damage(numbers.damage))]
     parts = [*of_data_set, *of_store] if numbers.name else of_store
     links = join(Html(f'<li><a href="#{anchor}">{title}</a></li>') for anchor, title, _body in parts)
@@ -97,13 +103,15 @@ def _name_of(numbers: ReportNumbers) -> str:
 def _head(numbers: ReportNumbers) -> Html:
     name, damage = _name_of(numbers), numbers.damage
     generation = f", generation {numbers.generation:,}" if numbers.name else ""
+    generation += f", {MADE[numbers.made]}" if numbers.name and numbers.made != "precompute" else ""
     others = NOTHING
     if numbers.other_names:
         more = len(numbers.other_names) - MOST_NAMES
         names = join((words(other, _SHORT) for other in numbers.other_names[:MOST_NAMES]), ", ")
         others = Html(f"<br>Other data sets here: {names}" + (f" and {count(more)} more" if more > 0 else ""))
     unfinished = join(element("p", prose(f"{one.words[:1].upper()}{one.words[1:]}."), "about") for one in numbers.unfinished)
-    samples = _tile("Samples", count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete"))
+    rows = "Samples" if numbers.made in HAVE_SOURCES else "Rows"
+    samples = _tile(rows, count(numbers.samples), Html(f"{in_percent(numbers.complete, numbers.samples)} complete"))
     if not numbers.name and numbers.unfinished:
         one = numbers.unfinished[0]
         samples = _tile("Values", Html(f"{count(one.done)} of {count(one.total)}"), Html("not finished"))
@@ -225,7 +233,8 @@ def _sizes(numbers: ReportNumbers, kinds: Sequence[ColumnNumbers]) -> Html:
     rows: list[list[Html]] = []
     for one in kinds:
         missing = f' <span class="bad">{plural(one.missing, "cell")} not made</span>' if one.missing else ""
-        about = Html(f"{words(one.about)} <code>{attribute(one.fingerprint[:12])}</code>{missing}")
+        recipe = f" <code>{attribute(one.fingerprint[:12])}</code>" if one.fingerprint else ""
+        about = Html(f"{words(one.about if one.fingerprint else MADE[numbers.made])}{recipe}{missing}")
         rows.append(row(words(one.name), "fill", one.entries, one.bytes, about))
     if numbers.others:
         about = Html("other data sets, older inputs, the empty caption, prompts for validation, entries written by a script")
@@ -238,9 +247,9 @@ def _sizes(numbers: ReportNumbers, kinds: Sequence[ColumnNumbers]) -> Html:
     return join([note(Html(f"{text} {size(overhead)}.")), table("Entries and bytes by encoder", columns, rows)])
 
 
-def _sharing(kinds: Sequence[ColumnNumbers]) -> Html:
+def _sharing(kinds: Sequence[ColumnNumbers], text: str) -> Html:
     if not kinds:
-        return note(Html("Nothing was encoded yet."))
+        return note(Html("There are no values yet."))
     bars = [bar((one.entries / max(1, one.cells), "fill"), (one.shared / max(1, one.cells), "other")) for one in kinds]
     rows = [
         [words(one.name), drawn, count(one.cells), count(one.entries), count(one.shared), size(one.saved_bytes)]
@@ -248,7 +257,6 @@ def _sharing(kinds: Sequence[ColumnNumbers]) -> Html:
     ]
     columns = [("Kind", "k"), ("", "bar"), ("Named", "n"), ("Entries", "n"), ("Shared", "n"), ("Saved", "n")]
     repeats = [[words(one.name), count(repeat.cells), words(repeat.what)] for one in kinds for repeat in one.repeats]
-    text = "Equal captions are one entry, and so are files with equal bytes: each was encoded once, and is stored once."
     shown = table("The most shared entries", [("Kind", "k"), ("Times", "n"), ("What", "t")], repeats)
     return join([note(Html(text)), table("Values of samples, and stored entries", columns, rows), shown])
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachestore.core.inputs import WITHIN, framing_of
 from cachestore.report.numbers import Framing, Gallery, Picture, Thumbnail
-from cachestore.report.originals import Original, SampleLatents, find_originals, longest_side, references_of
+from cachestore.report.originals import Original, SampleLatents, find_originals, longest_side
 from cachestore.report.png import encode_png
 from cachestore.report.previews import Colours, choose_rows, find_colours, picture_columns, read_samples, reduce
 from cachestore.sources.combined import Moved
@@ -79,7 +79,7 @@ def _thumbnail(catalog: Catalog, column: KeyColumn, one: SampleLatents, original
     painted = [reduce(colours.paint(latents), side) for latents in one.latents]
     return Thumbnail(
         framing=framing,
-        source=next(iter(references_of(catalog, column, one.row)), ""),
+        source=next(iter(catalog.row_images(one.row).get(column.role, ())), ""),
         caption=next(iter(catalog.row_captions(one.row)), ""),
         latents=tuple(Picture("png", encode_png(pixels), pixels.shape[1], pixels.shape[0]) for pixels in painted),
         originals=original.shown,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cachestore.core.keys import Json
+from cachestore.jobs.share.history import Failure, Pass, UnusedFiles
+from cachestore.store.format.catalog import Made
 
 State = Literal["sound", "damaged", "unreadable", "gone"]
 
@@ -125,53 +127,7 @@ class ColumnNumbers:
     @property
     def name(self) -> str:
         """The encoder, with the role if that is not the usual one."""
-        return self.encoder if self.role in {"caption", "image", self.encoder} else f"{self.encoder} of {self.role}"
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One pass over a plan of the data set."""
-
-    started: float
-    """Unix time in seconds, by the clock of the process that began it."""
-    plan: str
-    number: int
-    complete: bool
-    seconds: float
-    wanted: int
-    reused: int
-    encoded: int
-    failed: int
-    bytes: int
-    stages: tuple["Stage", ...] = ()
-    limiting: str = ""
-    ranks: tuple["RankNumbers", ...] = ()
-    """Workers whose heartbeats are still there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage of encoding, over all workers of a pass."""
-
-    name: str
-    busy_seconds: float
-    wait_seconds: float
-    share: float
-    """Which part of its threads' time it was busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankNumbers:
-    """What one worker did."""
-
-    rank: int | None
-    host: str
-    pid: int
-    encoded: int
-    reused: int
-    failed: int
-    seconds: float
-    phase: str
+        return self.encoder if self.role in {"", "caption", "image", self.encoder} else f"{self.encoder} of {self.role}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,24 +165,6 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A sample that an encoder could not encode."""
-
-    sample: str
-    encoder: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class UnusedFiles:
-    """The files of the source that are not used, for one reason."""
-
-    reason: str
-    count: int
-    examples: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class UnfinishedNumbers:
     """A data set that no run has finished yet."""
 
@@ -249,6 +187,8 @@ class ReportNumbers:
     name: str = ""
     """The data set; if the store has none, this and what describes it are empty."""
     generation: int = 0
+    made: Made = "precompute"
+    """What made it: one that a program published has no pictures, captions and runs to show."""
     samples: int = 0
     complete: int = 0
     entries: int

@@ -80,15 +80,7 @@ def find_originals(catalog: Catalog, column: KeyColumn, shown: Sequence[SampleLa
     if files is None:
         return [Original("missing")] * len(shown)
     decode = _frames if column.role == VIDEO else partial(_decoded, column.options)
-    return [_original(files, references_of(catalog, column, one.row), one, decode) for one in shown]
-
-
-def references_of(catalog: Catalog, column: KeyColumn, row: int) -> list[str]:
-    """Return the references of a row's pictures, as its source names them."""
-    if column.role not in catalog.images:
-        return []
-    at, references = catalog.images[column.role]
-    return [references[index] for index in range(at[row], at[row + 1])]
+    return [_original(files, catalog.row_images(one.row).get(column.role, ()), one, decode) for one in shown]
 
 
 def _files(catalog: Catalog, column: KeyColumn, source: Moved | None) -> Files | None:

@@ -4,53 +4,29 @@ It changes nothing in the store. It needs neither torch nor the models; Pillow o
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from cachestore import __version__
 from cachestore.care.verify import VerifyReport, verify
 from cachestore.core.arguments import as_path
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import BadInput
 from cachestore.core.keys import Json
 from cachestore.files.marker import check_for_reading
-from cachestore.files.paths import Layout
 from cachestore.files.publish import write_outside
-from cachestore.files.records import read_record
-from cachestore.jobs.share.passes import ROUND_FORMAT, VERSION, PassRef, list_passes, read_done
-from cachestore.jobs.share.plan import read_outline
-from cachestore.jobs.share.retention import list_plans
-from cachestore.jobs.share.stages import STAGES, stage_fractions, sum_stages
-from cachestore.jobs.share.workers import Beat, read_heartbeats
+from cachestore.jobs.share.history import passes_of
 from cachestore.jobs.start.forecast import TRAINING_BATCH
 from cachestore.report.counting import kind_of, measure_buckets, measure_captions, sizes_of
 from cachestore.report.document import make_page
 from cachestore.report.gallery import make_gallery
-from cachestore.report.numbers import (
-    Damage,
-    Failure,
-    FindingNumbers,
-    Gallery,
-    Pass,
-    RankNumbers,
-    ReportNumbers,
-    Segment,
-    Stage,
-    State,
-    UnfinishedNumbers,
-    UnusedFiles,
-)
+from cachestore.report.numbers import Damage, FindingNumbers, Gallery, ReportNumbers, Segment, State, UnfinishedNumbers
 from cachestore.sources.combined import Moved
 from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.opener import is_address, open_whole
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.rows import newest_catalog
-from cachestore.store.read.snapshot import Snapshot
-from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there, several_there
-
-_COUNTS: Final = ("reused", "encoded", "failed")
+from cachestore.store.read.unfinished import list_unfinished, not_there, several_there
 
 
 def write_report(
@@ -87,7 +63,7 @@ def write_report(
         help_text = f"leave --full out, or run `cachestore pull {path} FOLDER` first"
         raise BadInput(f"what lies at {path} is not checked: {help_text}", option="full")
     with open_whole(path, name) as reader:
-        names = list_data_sets(reader.layout)
+        names = reader.names()
         if name is None and len(names) > 1:
             raise several_there(reader.layout, names)
         if name is not None and name not in names:
@@ -106,8 +82,7 @@ def write_report(
 
 
 def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | None, *, batch_size: int, **known: Any) -> ReportNumbers:
-    snapshot = reader.snapshot
-    sizes, segments = sizes_of(snapshot), snapshot.segments()
+    sizes, segments = sizes_of(reader), reader.snapshot.segments()
     named = {raw for column in catalog.columns for raw in column.keys} if catalog is not None else set[bytes]()
     others = [size for key, size in sizes.items() if key not in named]
     numbers = ReportNumbers(
@@ -120,18 +95,19 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | No
         others=len(others),
         others_bytes=sum(others),
         batch_size=batch_size,
-        damage=_map_damage(snapshot, found) if found is not None else None,
+        damage=_map_damage(reader, found) if found is not None else None,
         unfinished=tuple(UnfinishedNumbers(**one.as_json(), words=one.in_words(reader.layout)) for one in list_unfinished(reader.layout)),
         **known,
     )
     if catalog is None:
         return numbers
     rows = [row for row in range(len(catalog)) if catalog.is_complete(row)]
-    passes, failures, unused = _passes_of(reader.layout, catalog.name)
+    passes, failures, unused = passes_of(reader.layout, catalog.name)
     return replace(
         numbers,
         name=catalog.name,
         generation=catalog.generation,
+        made=catalog.made,
         samples=len(catalog),
         complete=len(rows),
         buckets=measure_buckets(catalog, rows, batch_size),
@@ -143,62 +119,8 @@ def _count_all(reader: Reader, catalog: Catalog | None, found: VerifyReport | No
     )
 
 
-_Lists = tuple[tuple[Failure, ...], tuple[UnusedFiles, ...]]
-"""What the report of a pass lists."""
-
-
-def _passes_of(layout: Layout, name: str) -> tuple[tuple[Pass, ...], tuple[Failure, ...], tuple[UnusedFiles, ...]]:
-    heartbeats = read_heartbeats(layout)
-    found: list[tuple[Pass, _Lists]] = []
-    for plan in list_plans(layout):
-        with suppress(FormatError, OSError, KeyError, TypeError, ValueError):
-            if read_outline(layout, plan).catalog == name:
-                found += [_read_pass(layout, PassRef(plan, number), heartbeats) for number in list_passes(layout, plan)]
-    found.sort(key=lambda item: (item[0].started, item[0].number), reverse=True)
-    failures, unused = next((lists for one, lists in found if one.complete), ((), ()))
-    return tuple(one for one, _lists in found), failures, unused
-
-
-def _read_pass(layout: Layout, ref: PassRef, heartbeats: Sequence[Beat]) -> tuple[Pass, _Lists]:
-    done = read_done(layout, ref)
-    own = [shown for shown in heartbeats if (shown.plan, shown.pass_number) == (ref.plan, ref.number)]
-    report: Mapping[str, Any] = done.report if done is not None else {}
-    reused, encoded, failed = (int(report[name] if done else sum(getattr(shown, name) for shown in own)) for name in _COUNTS)
-    stages: Mapping[str, Any] = report.get("stages") or sum_stages(shown.stages for shown in own)
-    fractions = stage_fractions(stages) if stages else {}
-    in_order = sorted(own, key=lambda shown: (shown.rank is None, shown.rank, shown.started))
-    started = min((shown.started for shown in own), default=0.0)
-    with suppress(FormatError, OSError, KeyError):
-        started = float(read_record(ref.folder(layout).round(0), ROUND_FORMAT, VERSION)["started"])
-    one = Pass(
-        started=started,
-        plan=ref.plan,
-        number=ref.number,
-        complete=done is not None,
-        seconds=float(report.get("seconds", 0.0)),
-        wanted=int(report.get("wanted", 0)),
-        reused=reused,
-        encoded=encoded,
-        failed=failed,
-        bytes=int(report.get("bytes", 0)),
-        stages=tuple(
-            Stage(name, float(stages[name]["busy_seconds"]), float(stages[name]["wait_seconds"]), fractions[name])
-            for name in STAGES
-            if name in fractions
-        ),
-        limiting=str(stages.get("limiting", "")),
-        ranks=tuple(
-            RankNumbers(shown.rank, shown.host, shown.pid, shown.encoded, shown.reused, shown.failed, round(shown.lived, 3), shown.phase)
-            for shown in in_order
-        ),
-    )
-    failures = (Failure(str(each["sample"]), str(each["encoder"]), str(each["reason"])) for each in report.get("failures", ()))
-    unused = (UnusedFiles(str(row["reason"]), int(row["count"]), (*map(str, row["examples"]),)) for row in report.get("unused", ()))
-    return one, (tuple(failures), tuple(unused))
-
-
-def _map_damage(snapshot: Snapshot, found: VerifyReport) -> Damage:
-    states: dict[str, State] = {}
+def _map_damage(reader: Reader, found: VerifyReport) -> Damage:
+    snapshot, states = reader.snapshot, dict[str, State]()
     for finding in found.findings:
         if finding.kind in {"corrupt-segment", "corrupt-entry"}:
             states[Path(finding.path).stem] = "damaged"

@@ -5,7 +5,7 @@ A sample is complete only if its columns for other resolutions are complete too.
 
 import inspect
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsIndex, get_args
@@ -34,6 +34,7 @@ from cachestore.train.features import Feature, features_of
 from cachestore.train.joined import Missing, lacking, parse_joins, read_state, refuse_missing
 from cachestore.train.rows import RowReader
 from cachestore.train.selection import DataOptions, Selection, index_in, join_all
+from cachestore.train.split import split_indices
 
 _log = logging.getLogger(__name__)
 
@@ -252,6 +253,27 @@ class CachedDataset(Dataset[SampleDict]):
         listed = as_many("samples", samples, "several indices or ids")
         indices = [self.index(one) if isinstance(one, str) else index_in(one, len(self._selection.rows)) for one in listed]
         return self._with(self._selection.select(np.asarray(indices, dtype=np.int64)))
+
+    def split(self, share: float, by: str | Callable[[str], Any] = "id", seed: int = 0) -> "tuple[CachedDataset, CachedDataset]":
+        """Return two parts, as `select` makes them: the samples that stay, and about this `share` of them, which is held out.
+
+            train, held_out = data.split(0.02)
+
+        A sample's side depends on `seed` and its id alone, or its group: the same on all ranks, and when samples are added. What is held
+        out with a share is also held out with a larger one.
+
+        Args:
+            share: from 0 to 1; of groups, if `by` makes them.
+            by: all samples with the same value come to one side: of "id"; of "caption", the first of each; of an extra column; or of what a
+                function returns for an id, such as `lambda id: id.rsplit("/", 1)[0]` for the folder.
+            seed: another one holds out others.
+
+        Raises:
+            BadInput: no such share, seed or column; or a sample that lacks the column.
+        """
+        with self._naming:
+            stay, held_out = split_indices(self._selection, share, by, seed)
+            return self._with(self._selection.select(stay)), self._with(self._selection.select(held_out))
 
     def with_dtype(self, dtype: torch.dtype | None) -> "CachedDataset":
         """Return this data set, cast to a dtype as with `dtype=`. It shares the epoch and the open files. Raises BadInput."""

@@ -10,11 +10,10 @@ from typing import Any, Final
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
 from cachestore.core.keys import Json, Recipe
+from cachestore.core.raw_tensors import Scale
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
 from cachestore.core.spelling import option
 from cachestore.core.words import listed, plural
-from cachestore.jobs.plan.columns import images_in
-from cachestore.jobs.start.declared_model import scale_of
 from cachestore.sources.combined import is_alone, labels_of
 from cachestore.sources.memory import MEMORY
 from cachestore.store.format.catalog import Catalog, KeyColumn
@@ -200,9 +199,8 @@ class ExportLayout:
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:
         """Return what the name of a cell's file is made from."""
-        own = (column.role, IMAGE, VIDEO)
-        images = (images_in(self.catalog, row, role) for role in own if role != CAPTION)
-        reference = next((one for some in images for one in some), None)
+        images = self.catalog.row_images(row)
+        reference = next((images[role][0] for role in (column.role, IMAGE, VIDEO) if role in images), None)
         is_prompt, reference = reference is None, self.catalog.ids[row] if reference is None else reference
         source, facts = self.source(row), column.cell(index).facts
         captions = self.catalog.row_captions(row)
@@ -238,7 +236,7 @@ def families_of(catalog: Catalog, column: KeyColumn) -> Sequence[Family]:
 
 def families_of_vae(recipe: Recipe) -> Sequence[Family]:
     """Return the families whose VAE has the class, the channels and the constants of this recipe."""
-    scale, own = scale_of(recipe.read), recipe.read.get("channels")
+    scale, own = Scale.of(recipe.read), recipe.read.get("channels")
     constants, has_class = (scale.factor, scale.shift or None), bool(_classes(recipe))
     return [
         one

@@ -9,11 +9,10 @@ from cachestore.core.errors import EncodeFailed
 from cachestore.core.forked import in_one_thread
 from cachestore.core.inputs import WITHIN, cells_each, framing_of, sides_each
 from cachestore.core.keys import Json, Key
-from cachestore.core.raw_tensors import Latents, Raw, Text, cast, folded, to_state
+from cachestore.core.raw_tensors import Latents, Raw, Scale, Text, cast, folded, to_state
 from cachestore.core.samples import CONTROL, MASK
 from cachestore.core.words import plural
 from cachestore.encode.families import lookup as families
-from cachestore.jobs.start.declared_model import scale_of
 from cachestore.store.format.catalog import KeyColumn
 from cachestore.store.read.reader import Reader
 from cachestore.trainers.export_layout import ExportLayout
@@ -102,7 +101,7 @@ class ExportValues:
         if was_scaled != state.is_scaled:
             how = "are normalised, as this trainer has them" if state.is_scaled else "are not normalised, as this trainer has them"
             self.note_cast("latents", f"they {how}; computed in {'float64' if raw[0] == 'F64' else 'float32'} and rounded to {raw[0]}")
-        made = to_state(raw, scale_of(recipe.read), was_scaled=was_scaled, is_scaled=state.is_scaled)
+        made = to_state(raw, Scale.of(recipe.read), was_scaled=was_scaled, is_scaled=state.is_scaled)
         tensor = self.cast("latents", cast(made, raw[0]), self.layout.writing.latents_casts)
         return Latents(tensor, state.is_scaled, state.kind, others, {}, _info(meta))
 

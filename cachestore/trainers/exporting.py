@@ -16,9 +16,8 @@ from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
-from cachestore.store.format.catalog import Catalog, read_catalog
+from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.reader import Reader
-from cachestore.store.read.unfinished import find_generation
 from cachestore.trainers.containers import write_npz, write_safetensors
 from cachestore.trainers.export_layout import ExportLayout
 from cachestore.trainers.export_target import Target
@@ -122,7 +121,6 @@ def export_cache(
         WriteFailed: a file cannot be written; the same call goes on from there.
     """
     store, folder = as_path("store", store), as_path("folder", folder).absolute()
-    generation = None if generation is None else as_whole("generation", generation, least=0)
     resolution_only = None if resolution_only is None else as_whole("resolution_only", resolution_only, least=1)
     variant_only = None if variant_only is None else as_whole("variant_only", variant_only, least=0)
     leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
@@ -130,7 +128,7 @@ def export_cache(
         refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
         target = Target(folder, WEBDATASET, may_replace=replace)
         with Reader(store) as reader:
-            tars = TarExport(reader, _catalog(reader, name, generation))
+            tars = TarExport(reader, _catalog(reader, name, generation, format))
             tars.write(target)
             check_for_reading(reader.layout)
         return _report(target, tars.catalog, tars.failures)
@@ -139,7 +137,7 @@ def export_cache(
         raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can", option="leave_out")
     asked_family = None if family is None else family_named(family)
     with Reader(store) as reader:
-        catalog = _catalog(reader, name, generation)
+        catalog = _catalog(reader, name, generation, format)
         command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", cache_format.name, "-o", str(folder)])
         layout = ExportLayout(catalog, cache_format, writing, asked_family, resolution_only, variant_only, leave_out, command)
         target, values, use = (
@@ -173,9 +171,15 @@ def _report(target: Target, catalog: Catalog, failures: Sequence[Mapping[str, st
     )
 
 
-def _catalog(reader: Reader, name: str, asked: int | None) -> Catalog:
-    generation = find_generation(reader.layout, name, asked)
-    return read_catalog(reader.layout.catalog(name, generation), generation=generation)
+def _catalog(reader: Reader, name: str, generation: int | None, cache_format: str) -> Catalog:
+    catalog = reader.dataset(name, generation).catalog
+    if not catalog.has_sources:
+        raise BadInput(
+            f"the data set {name!r} has neither captions nor pictures, as a program published it: {cache_format} cannot hold it;"
+            f" cs.open({str(reader.layout.root)!r}).dataset({name!r}) reads it",
+            option="name",
+        )
+    return catalog
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from cachestore.core.raw_tensors import Latents, Misplaced, Text, numbers
 from cachestore.core.samples import CAPTION, IMAGE, VIDEO
 from cachestore.core.spelling import option
 from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
-from cachestore.jobs.start.declared_model import IMPORTED
+from cachestore.store.format.catalog import IMPORTED
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.families import Family
 from cachestore.trainers.matching import FileLocation, SideFacts

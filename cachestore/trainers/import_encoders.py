@@ -10,10 +10,9 @@ from cachestore.core.spelling import option
 from cachestore.encode.batching.unit import Encoder
 from cachestore.encode.families import lookup
 from cachestore.files.paths import Layout
-from cachestore.jobs.plan.encoders import encoders_of
-from cachestore.jobs.share.workers import host_name
-from cachestore.jobs.start.declared_model import IMPORTED, as_made
-from cachestore.store.write.model_digests import load_digests
+from cachestore.jobs.plan.encoders import make_encoders
+from cachestore.jobs.start.declared_model import as_made
+from cachestore.store.format.catalog import IMPORTED
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Family, State, Width, families_of_pipeline
@@ -33,12 +32,11 @@ def declared_encoders(layout: Layout, request: ImportRequest) -> dict[str, Encod
     """Return the encoders of the declared model; empty without a model. Its files are digested; nothing is loaded."""
     if request.model is None:
         return {}
-    known = load_digests(layout, host_name())
     declared: dict[str, Encoder] = {}
     refused: BadInput | None = None
     for encoder in request.encode or ("text", "latents"):
         try:
-            made = encoders_of(as_made(request.hints(), encoder, store=request.store), known)
+            made = make_encoders(layout, as_made(request.hints(), encoder, store=request.store), is_dry=True)
             declared |= {one.recipe.encoder: one for one in made}
         except BadInput as error:
             if encoder in request.encode:

@@ -11,9 +11,8 @@ from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.paths import Access
 from cachestore.jobs.share.report import Report
-from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.reading import CaptionLines
-from cachestore.store.format.catalog import Catalog
+from cachestore.store.format.catalog import IMPORTED, Catalog
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -24,9 +24,8 @@ from cachestore.files.paths import Access, Layout, Mode
 from cachestore.jobs.plan.option_types import RATE
 from cachestore.jobs.run.pass_loop import run_pass
 from cachestore.jobs.run.task import Cancel, Job, OnProgress
-from cachestore.jobs.share.pace import with_pace
-from cachestore.jobs.share.plan import ColumnRequest, Plan, PlanColumn, Request, build_plan, is_published, publish_plan
-from cachestore.jobs.share.progress import Observer
+from cachestore.jobs.share.pace import followed
+from cachestore.jobs.share.plan import ColumnRequest, Plan, PlanColumn, build_plan, publish_plan
 from cachestore.sources.combined import list_path
 from cachestore.sources.reading import CaptionLines, ListingOptions
 from cachestore.sources.remarks import Remarks
@@ -35,6 +34,7 @@ from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.commit import create_store
 from cachestore.store.write.listing_numbers import number_if_there
+from cachestore.store.write.publish import check_no_session
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan, remarks_of, scan_cache
 from cachestore.trainers.file_encoder import FileEncoder
@@ -172,12 +172,14 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
         kinds = scan.kinds_to_import(family)
         encoders = file_encoders(cache, scan, family, declared, kinds)
         plan = _plan(scan, encoders, about_source)
-        check_name(plan, request, newest_catalog(layout, plan.catalog))
+        check_no_session(layout, request.name)
+        compare = partial(check_name, encoders, scan)
+        if (previous := newest_catalog(layout, request.name)) is not None:
+            compare(previous)
         about_store: list[str] = []
         # Only now, so that a refused import leaves no store behind.
         layout = create_store(Path(request.store), mode=Mode.asked(request.access), say=about_store.append)
-        if not is_published(layout, plan.name):
-            publish_plan(layout, plan)
+        publish_plan(layout, plan)
         job = Job(
             layout,
             plan,
@@ -187,9 +189,9 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
             f"own:{secrets.token_hex(8)}",
             request=request.hints(),
             cancel=cancel,
-            on_progress=Observer(layout).following(with_pace(on_progress)) if on_progress else None,
+            on_progress=followed(layout, on_progress),
             listing_number=listing_number,
-            compare=partial(check_name, plan, request),
+            compare=compare,
         )
         report = run_pass(job)
     about_source = replace(about_source, multi_line=[]) if scan.encoded_captions.cut else about_source
@@ -205,7 +207,7 @@ def _import_trainer(request: ImportRequest, on_progress: OnProgress | None, canc
             *about_source.in_words(),
             *_unused_in_words(about_source),
             *about_files,
-            *buckets_in_words(layout, plan.catalog),
+            *buckets_in_words(layout, request.name),
             *about_store,
         ),
     )
@@ -238,7 +240,7 @@ def _plan(scan: CacheScan, encoders: Sequence[FileEncoder], about_source: Remark
     return replace(plan, refused=[(one.sample, one.reason) for one in about_source.refused], refused_count=len(about_source.refused))
 
 
-def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sample) -> list[Request]:
+def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sample) -> list[Mapping[str, Json]]:
     """Return the requests of a sample: its captions, its picture with its own crop, or its clip; empty without a picture or video."""
     if column.role == CAPTION:
         return [request_for(CAPTION, {}, value, {}) for value in sample.captions]
@@ -249,16 +251,14 @@ def _requests(column: PlanColumn, spans: Mapping[str, ClipFrames], sample: Sampl
     return [request_for(column.role, framing, value, {}) for value in sample.images.get(column.role, ())[:1]]
 
 
-def check_name(plan: Plan, request: ImportRequest, previous: Catalog | None) -> None:
+def check_name(encoders: Sequence[FileEncoder], scan: CacheScan, previous: Catalog) -> None:
     """Raise RecipeMismatch if imported values would replace others under the same name."""
-    if previous is None or request.replace:
-        return
-    for column in plan.columns:
-        earlier = previous.column(column.encoder, column.role)
-        if earlier is not None and earlier.fingerprint != plan.recipes[column.recipe].fingerprint:
-            raise made_otherwise(plan.catalog, column.encoder)
-    if previous.ids and plan.ids and not set(previous.ids) & set(plan.ids):
-        raise has_no_sample_of(previous, request.data)
+    fingerprints = {encoder.recipe.encoder: encoder.recipe.fingerprint for encoder in encoders}
+    for column in () if scan.request.replace else previous.columns:
+        if fingerprints.get(column.encoder, column.fingerprint) != column.fingerprint:
+            raise made_otherwise(previous.name, column.encoder)
+    if not scan.request.replace and previous.ids and scan.samples and not {sample.id for sample in scan.samples} & set(previous.ids):
+        raise has_no_sample_of(previous, scan.request.data)
 
 
 def _unused_in_words(about_source: Remarks) -> Iterator[str]:

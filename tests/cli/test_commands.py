@@ -23,8 +23,8 @@ from tests.train import stores
 pytestmark = pytest.mark.processes
 
 USAGE = 2
-ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "relocate", "drop", "doctor")
-OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"]}
+ON_STORES = ("status", "verify", "repair", "stats", "ls", "show", "why", "report", "gc", "compact", "relocate", "forget", "drop", "doctor")
+OF_SOMETHING = {"show": ["0.png"], "why": ["0.png"], "drop": ["train"], "forget": ["0.png"]}
 """What commands need that are about a sample or a data set."""
 
 
@@ -82,6 +82,30 @@ def flip(store):
 
 
 # Exit codes
+
+
+def test_forget_says_in_words_what_it_did_what_stays_and_what_is_beyond_it(run, run_json, store, data):
+    code, out, _err = run("forget", store, "1.png", "--dry-run")
+    assert (code, out.splitlines()[0]) == (OK, "train: would be published without it as generation 2")
+    code, out, _err = run("forget", store, "1.png")
+    assert (code, out.splitlines()[0]) == (OK, "train: published without it as generation 2")
+    assert "generation 1 of 'train' names it until `cachestore gc` removes it" in out
+    assert f"note: remove it from its source ({data}) too" in out
+    code, out, _err = run("forget", store, "1.png", "--now")
+    assert (code, out.splitlines()[0].partition(" removed")[0]) == (OK, "2 values, 1 older generation and 1 plan")
+    assert "trainings that run now" in out
+    code, report = run_json("forget", store, "0.png", "2.png", "--now")
+    assert (code, report["generations"], report["values"], report["left"]) == (OK, {"train": 3}, 4, [])
+    assert run("forget", store, "0.png")[0] == ERROR
+    assert run("verify", store)[0] == OK
+
+
+def test_forget_ends_with_another_code_while_something_is_left(run, store):
+    layout = Layout(store)
+    layout.quarantine.mkdir(exist_ok=True)
+    (layout.quarantine / "old").write_text("of 1.png")
+    code, out, _err = run("forget", store, "1.png", "--now")
+    assert (code, "left: quarantine/old names a sample" in out) == (FAILURES, True)
 
 
 def test_gc_drop_and_compact_say_in_words_what_they_did(run, store):

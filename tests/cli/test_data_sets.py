@@ -70,6 +70,7 @@ ON_ONE = {
     "repair": ["--refill", "--dry-run"],
     "gc": ["--keep", "1"],
     "drop": ["--dry-run"],
+    "forget": ["0.png", "--dry-run"],
 }
 
 

@@ -58,15 +58,16 @@ def test_stdout_carries_the_result_alone_and_stderr_the_words(asked):
     assert "12 samples" in err
 
 
-def test_quiet_says_nothing_but_the_result(asked):
-    code, out, err = ended(command(*asked, "--json", "--quiet"))
-    assert (code, err) == (OK, "")
+def test_quiet_says_nothing_but_the_result(asked, work_here, capfd):
+    assert main([*map(str, asked), "--json", "--quiet"]) == OK
+    out, err = capfd.readouterr()
+    assert err == ""
     assert json.loads(out)["complete"]
 
 
-def test_a_person_gets_counts_and_the_lines_that_train(asked):
-    code, out, _err = ended(command(*asked))
-    assert code == OK
+def test_a_person_gets_counts_and_the_lines_that_train(asked, work_here, capfd):
+    assert main(list(map(str, asked))) == OK
+    out = capfd.readouterr().out
     assert "13 values: 0 reused, 13 encoded, 0 failed; " in out
     assert "cs.CachedDataset(" in out
     assert "generation=1" in out
@@ -105,6 +106,7 @@ def test_a_launcher_that_contradicts_itself_is_reported_once_and_goes_on(asked):
 # Several processes
 
 
+@pytest.mark.slow  # as `test_failures_in_a_rank_are_3_for_all`, without a failure
 def test_ranks_started_by_the_command_report_as_one(asked):
     code, out, err = ended(command(*asked, "--procs", "2", "--json"))
     report = json.loads(out)
@@ -162,7 +164,8 @@ def test_nothing_in_all_ranks_is_2_and_publishes_nothing(asked, tmp_path):
 def test_failures_in_a_rank_are_3_for_all(asked, data):
     (data / "bad.png").write_bytes(b"undecodable")
     code, out, _err = ended(command(*asked, "--procs", "2", "--json"))
-    assert (code, json.loads(out)["failed"]) == (FAILURES, 1)
+    report = json.loads(out)
+    assert (code, report["failed"], report["encoded"], report["encoded_here"]) == (FAILURES, 1, 13, 13)
 
 
 # Seen from another shell

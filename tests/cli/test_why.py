@@ -56,7 +56,7 @@ def made(tmp_path, pictures, encode):
     return store
 
 
-def test_a_sample_without_a_picture_is_not_ready_if_others_have_one(tmp_path, makers, capsys):
+def test_a_sample_without_a_picture_is_not_ready_if_others_have_one(tmp_path, work_here, capsys):
     store = made(tmp_path, 2, "text,latents")
     capsys.readouterr()
     reported = said(capsys, store, code=DAMAGE)
@@ -66,7 +66,7 @@ def test_a_sample_without_a_picture_is_not_ready_if_others_have_one(tmp_path, ma
     assert ": ready" in said(capsys, store, "2")
 
 
-def test_captions_alone_need_no_picture(tmp_path, makers, capsys):
+def test_captions_alone_need_no_picture(tmp_path, work_here, capsys):
     store = made(tmp_path, 0, "text")
     capsys.readouterr()
     assert "all 3 samples are ready" in said(capsys, store)

@@ -266,12 +266,9 @@ picture = open(sys.argv[2], "rb").read()
 keys = [text.resolve({"caption": caption}, None).key for caption in ("", "a cat")]
 keys.append(latents.resolve({"image": "a.png", "resolution": 128, "step": 64}, lambda name: picture).key)
 text.close(), latents.close()
-heavy = {"torch", "transformers", "diffusers", "tokenizers", "accelerate", "huggingface_hub", "safetensors"}
-print(json.dumps({"keys": [str(key) for key in keys], "heavy": sorted(heavy & set(sys.modules))}))
-if len(sys.argv) > 3:
-    import torch
-    assert heavy & set(sys.modules)
+print(json.dumps({"keys": [str(key) for key in keys], "modules": [*sys.modules]}))
 """
+HEAVY = {"torch", "transformers", "diffusers", "tokenizers", "accelerate", "huggingface_hub", "safetensors"}
 
 
 def test_planning_and_resolving_import_neither_torch_nor_transformers(tmp_path):
@@ -281,15 +278,12 @@ def test_planning_and_resolving_import_neither_torch_nor_transformers(tmp_path):
     Image.new("RGB", (100, 70)).save(tmp_path / "a.png")
     command = [sys.executable, "-c", PLANNING, str(tmp_path / "model"), str(tmp_path / "a.png")]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert found["heavy"] == []
+    assert HEAVY.isdisjoint(found["modules"])
     assert len(set(found["keys"])) == 3
 
 
 @pytest.mark.torch
-def test_the_list_of_heavy_modules_would_show_torch(tmp_path):
-    from PIL import Image
+def test_the_list_of_heavy_modules_would_show_torch():
+    import torch
 
-    tiny.look_alike(tmp_path / "model")
-    Image.new("RGB", (100, 70)).save(tmp_path / "a.png")
-    command = [sys.executable, "-c", PLANNING, str(tmp_path / "model"), str(tmp_path / "a.png"), "torch"]
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    assert torch.__name__ in HEAVY & set(sys.modules)

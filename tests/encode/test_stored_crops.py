@@ -163,6 +163,7 @@ def test_a_sample_with_a_crop_of_its_own_is_a_failure_where_the_trainer_knows_wh
     assert report.written == 1
 
 
+@pytest.mark.usefixtures("torch_files_read_here")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -200,6 +201,7 @@ def test_latents_that_sd_scripts_made_beside_a_note_of_ours_are_of_the_whole_pic
     assert ["of the whole picture" in failure["reason"] for failure in report.report.failures] == [True]
 
 
+@pytest.mark.usefixtures("torch_files_read_here")
 def test_the_note_of_sizes_tells_of_the_sample_whose_latents_the_file_holds(tmp_path, data, vae):
     """Two parts of one picture would share a file: the second one is a failure, and its crop is not said to be the first one's."""
     rows = write_rows(data, rows_of({"left": PARTS["left"], "right": PARTS["right"]}))

@@ -19,12 +19,13 @@ from cachestore.care.losses import needed_by
 from cachestore.cli import OK, main
 from cachestore.cli.terminal.lines import training_lines
 from cachestore.core.errors import BadInput, FormatError, RecipeMismatch
+from cachestore.encode.pictures.vae import to_range
 from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.start.forecast import forecast_of
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_segments
-from tests.fakes import ROOT, catalog, publish_catalog
+from tests.fakes import ROOT, asks_for, catalog, publish_catalog
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning:diffusers")]
 
@@ -336,3 +337,33 @@ def test_a_catalog_with_another_number_of_variants_than_it_says_is_refused(made,
     publish_catalog(Layout(store), replace(found, columns=columns))
     with pytest.raises(FormatError):
         cs.CachedDataset(store, resolution=64)
+
+
+@pytest.mark.parametrize("resolution", [64, 32])
+def test_fill_dataset_gives_the_pixels_that_each_cell_of_the_latents_was_made_of(made, built, tmp_path, resolution):
+    root = tmp_path / "store"
+    shutil.copytree(made[1], root)
+    vae, shapes = built("flux").pipeline.vae, set()
+
+    def encode(batch):
+        shapes.add(frozenset(sample.pixels.shape for _key, sample in batch))
+        with torch.inference_mode():
+            inputs = to_range(torch.from_numpy(np.stack([sample.pixels for _key, sample in batch])))
+            moments = vae.encode(inputs).latent_dist.parameters
+        return {key: {"moments": row} for (key, _sample), row in zip(batch, moments, strict=True)}
+
+    with cs.open(root, mode="a") as store:
+        with pytest.raises(BadInput, check=asks_for("resolution")):
+            cs.fill_dataset(store, "train/own", encode, pixels=True)
+        report = cs.fill_dataset(store, "train/own", encode, pixels=True, resolution=resolution, batch_size=3)
+        assert (report.complete, report.samples) == (True, len(SIZES))
+        assert len(SIZES) < report.wanted <= len(SIZES) * VARIANTS
+        found, rows = catalog(root), store.dataset("train/own")
+        column = next(column for column in found.columns if column.role == "image" and column.options["resolution"] == resolution)
+        for row, name in enumerate(found.ids):
+            values = store.get_many(rows[name]["value"], as_numpy=True)
+            stored = store.get_many(column.row_keys(row), as_numpy=True)
+            assert len(values) == VARIANTS
+            assert all(np.allclose(ours["moments"], theirs["moments"], atol=1e-4) for ours, theirs in zip(values, stored, strict=True))
+        assert cs.fill_dataset(store, "train/own", encode, pixels=True, resolution=resolution).encoded == 0
+    assert all(len(one) == 1 for one in shapes)

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -274,7 +277,7 @@ def test_permission_bits_come_from_the_store_and_not_from_the_umask(tmp_path, mo
 
 
 class TestWithoutLinks:
-    """File systems that know no hard links: check, then rename, under a lock."""
+    """File systems that know no hard links: check, then rename, with a claim on the name."""
 
     @pytest.fixture(params=["no os.link", *NO_LINKS], autouse=True)
     def no_links(self, request, monkeypatch):
@@ -294,11 +297,81 @@ class TestWithoutLinks:
         assert final.read_bytes() == b"first"
         assert names_in(layout.temporary) == []
 
-    def test_a_lock_that_is_not_free_is_passed_over(self, layout, final, monkeypatch):
-        monkeypatch.setattr(publishing, "_RENAME_LOCK_SECONDS", 0.01)
+    def test_a_lock_that_is_not_free_is_passed_over(self, layout, final):
         layout.lock("rename").parent.mkdir()
         with LifeLock(layout.lock("rename")):
             assert publish(layout, final, CONTENT) is True
+
+    def test_of_two_that_publish_at_once_one_wins_and_its_file_stays(self, layout, final, monkeypatch):
+        """Each is stopped between its look and its rename, for longer than the other waits."""
+        monkeypatch.setattr(publishing, "_CLAIM_SECONDS", 0.05)
+        monkeypatch.setattr(publishing, "_CLAIM_PAUSE", 0.01)
+        other: list[object] = []
+
+        def rename_late(temporary, target):
+            if not other:
+                other.append(None)
+                with pytest.raises(WriteFailed, match="if none is at work any more") as caught:
+                    publish(layout, final, [b"other"])
+                other.append(caught.value)
+            return renamed(temporary, target)
+
+        renamed = publishing.in_use.rename
+        monkeypatch.setattr(publishing.in_use, "rename", rename_late)
+        assert publish(layout, final, CONTENT) is True
+        assert len(other) == 2
+        assert publish(layout, final, [b"other"]) is False
+        assert final.read_bytes() == WHOLE
+        assert names_in(layout.temporary) == []
+
+    def test_many_threads_that_publish_one_name_make_one_file(self, layout, final):
+        won: list[bytes] = []
+
+        def work(number):
+            text = b"%d" % number
+            if publish(layout, final, [text]):
+                won.append(text)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert won == [final.read_bytes()]
+        assert names_in(layout.temporary) == []
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux proves that another process has ended")
+    @pytest.mark.parametrize("is_there", [False, True])
+    def test_what_a_killed_process_claimed_is_free_for_the_next(self, layout, final, is_there, monkeypatch):
+        renamed = publishing.in_use.rename
+
+        def rename_and_die(temporary, target):
+            if is_there:
+                renamed(temporary, target)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        child = os.fork()
+        if child == 0:
+            monkeypatch.setattr(publishing.in_use, "rename", rename_and_die)
+            publish(layout, final, [b"killed"])
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert final.exists() is is_there
+        assert publish(layout, final, CONTENT) is not is_there
+        assert final.read_bytes() == (b"killed" if is_there else WHOLE)
+
+    def test_a_claim_without_proof_of_death_ends_the_call_and_is_named(self, layout, final, monkeypatch):
+        monkeypatch.setattr(publishing, "_CLAIM_SECONDS", 0.05)
+        publish(layout, final.with_name("other"), CONTENT)
+        claim = layout.new_temporary(digest_of([str(final.relative_to(layout.root)).encode()]))
+        for mark in (b"", b"another-boot pid:[1] 1 1", b"7"):
+            claim.write_bytes(mark)
+            with pytest.raises(WriteFailed, match=claim.name):
+                publish(layout, final, CONTENT)
+            assert claim.read_bytes() == mark
+            assert not final.exists()
+        claim.unlink()
+        assert publish(layout, final, CONTENT) is True
 
     def test_a_file_moves(self, layout, final):
         publish(layout, final, CONTENT)

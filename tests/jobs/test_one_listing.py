@@ -21,6 +21,7 @@ from cachestore.jobs.start.processes import Care
 from cachestore.store.write.commit import create_store
 from tests import fakes
 from tests.fakes import planned
+from tests.shares import share
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +46,8 @@ def calls(monkeypatch, tmp_path, makers):
     return counted
 
 
-@pytest.mark.parametrize("how", [{}, {"procs": 2}, {"inline": True}, {"model": "far-away"}], ids=str)
+# Without an option a call starts what a command does without one.
+@pytest.mark.parametrize("how", [pytest.param({}, marks=pytest.mark.slow), {"procs": 2}, {"inline": True}, {"model": "far-away"}], ids=str)
 def test_a_call_lists_and_plans_once(data, root, calls, how):
     asked: dict[str, Any] = {"model": "model", "store": root, **how}
     cs.precompute(data, **asked)
@@ -70,7 +72,7 @@ def test_a_forecast_lists_and_plans_once(data, root, calls, capsys):
     assert calls() == (1, 1)
 
 
-@pytest.mark.parametrize("more", [[], ["--procs", "2"], ["--rank", "0", "--world-size", "1"], ["--recheck"]], ids=str)
+@pytest.mark.parametrize("more", share([[], ["--procs", "2"], ["--rank", "0", "--world-size", "1"], ["--recheck"]], 2), ids=str)
 def test_a_command_lists_and_plans_once(data, root, calls, capfd, more):
     line = ["precompute", str(data), "--model", "model", "--store", str(root), "--quiet", *more]
     for expected in ((1, 1), (1, 0)):
@@ -81,8 +83,10 @@ def test_a_command_lists_and_plans_once(data, root, calls, capfd, more):
     assert calls() == (1, 1)
 
 
-@pytest.mark.parametrize("procs", [None, 2])
-@pytest.mark.parametrize("has_two", [False, True])
+@pytest.mark.parametrize(
+    ("procs", "has_two"),
+    [(None, True), (2, False), *(pytest.param(*way, marks=pytest.mark.slow) for way in ((None, False), (2, True)))],
+)
 def test_samples_in_memory_are_listed_and_planned_once(data, root, calls, procs, has_two, monkeypatch):
     rows = [cs.Sample(path.name, {"image": path.read_bytes() + b"!"}, ("a caption",)) for path in sorted(data.iterdir())]
     samples = [cs.Source(rows, name="a"), cs.Source(data, name="b")] if has_two else rows
@@ -94,7 +98,7 @@ def test_samples_in_memory_are_listed_and_planned_once(data, root, calls, procs,
     assert calls() == (1, 0)
 
 
-@pytest.mark.parametrize("procs", [1, 2])
+@pytest.mark.parametrize("procs", share([2, 1], 2))
 def test_workers_that_download_the_model_list_and_plan_themselves(data, root, calls, procs):
     samples = [cs.Sample(path.name, {"image": path.read_bytes()}, ("a caption",)) for path in sorted(data.iterdir())]
     for source in (data, samples):

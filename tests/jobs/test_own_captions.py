@@ -167,7 +167,7 @@ def test_where_every_row_has_such_a_column_nothing_is_encoded(two_encoders, tmp_
     assert not two_encoders.encoded()
 
 
-def test_a_model_whose_encoders_read_one_caption_refuses_the_column_unless_no_text_is_encoded(makers, tmp_path, root, capsys):
+def test_a_model_whose_encoders_read_one_caption_refuses_the_column_unless_no_text_is_encoded(work_here, tmp_path, root, capsys):
     path = manifest(tmp_path / "rows", [{**row, "image": row["id"]} for row in ROWS])
     for row in ROWS:
         (path.parent / row["id"]).write_bytes(b"picture")

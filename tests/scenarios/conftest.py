@@ -1,4 +1,4 @@
-"""Processes for scenarios, started once for each file of tests."""
+"""Processes for scenarios, started once a session."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.fakes import LOG, logged
 from tests.scenarios.crowd import Crowd
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_crowd(tmp_path_factory):
     crowd = Crowd(tmp_path_factory.mktemp("crowd"), "tests.scenarios.parts")
     yield crowd

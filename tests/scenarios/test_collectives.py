@@ -9,7 +9,7 @@ import pytest
 import cachestore as cs
 from cachestore.care.verify import verify
 from tests.fakes import LOG, logged
-from tests.scenarios.crowd import Crowd, until
+from tests.scenarios.crowd import until
 
 pytestmark = pytest.mark.torch
 
@@ -17,18 +17,11 @@ NAMES = [f"name {number}" for number in range(1003)]
 VICTIM = 2
 
 
-@pytest.fixture(scope="module")
-def gloo(tmp_path_factory):
-    crowd = Crowd(tmp_path_factory.mktemp("gloo"), "tests.scenarios.collectives")
-    yield crowd
-    crowd.close()
+def test_in_this_test_a_collective_does_raise(torch_crowd):
+    assert torch_crowd.run("tests.scenarios.collectives:barrier", {}) == [(0, "barrier")]
 
 
-def test_in_this_test_a_collective_does_raise(gloo):
-    assert gloo.run("tests.scenarios.collectives:barrier", {}) == [(0, "barrier")]
-
-
-def test_without_any_collective_three_of_four_ranks_finish_when_one_is_killed(gloo, tmp_path):
+def test_without_any_collective_three_of_four_ranks_finish_when_one_is_killed(torch_crowd, tmp_path):
     """kohya-ss/sd-scripts #971: "Watchdog caught collective operation timeout", after 30 minutes in which one rank cached latents.
 
     The victim has published some of its work, has more of it encoded, and dies in a batch. Only what it held may be encoded twice.
@@ -36,11 +29,11 @@ def test_without_any_collective_three_of_four_ranks_finish_when_one_is_killed(gl
     standing, log, root = tmp_path / "standing", tmp_path / "log", tmp_path / "store"
     one = {"store": str(root), "names": NAMES, "world_size": 4, "meeting": str(tmp_path / "meeting"), "victim": VICTIM, "dies_at": 7}
     bodies = [{**one, "rank": rank, "standing": str(standing)} for rank in range(4)]
-    gloo.begin("tests.scenarios.collectives:fill", *bodies, CACHESTORE_LAUNCH="one launch", **{LOG: str(log)})
+    torch_crowd.begin("tests.scenarios.collectives:fill", *bodies, CACHESTORE_LAUNCH="one launch", **{LOG: str(log)})
     until(lambda: standing.exists() and standing.read_text(), "the victim's seventh batch")
     victim = int(standing.read_text())
     os.kill(victim, signal.SIGKILL)
-    ended = gloo.end()
+    ended = torch_crowd.end()
     assert [code for code, _report in ended] == [0, 0, -signal.SIGKILL, 0]
     assert {(report["complete"], report["wanted"], report["encoded"]) for _code, report in ended if report} == {(True, 1003, 1003)}
     made = logged(log)

@@ -203,7 +203,7 @@ class SdxlInpainting:
         return torch.nn.functional.mse_loss(predicted, noise)
 
 
-FAMILIES = [WanFromFirstFrames(), pytest.param(Ltx2FromFirstFrames(), marks=pytest.mark.slow), SdxlInpainting()]
+FAMILIES = [WanFromFirstFrames(), *(pytest.param(family(), marks=pytest.mark.slow) for family in (Ltx2FromFirstFrames, SdxlInpainting))]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -1,9 +1,11 @@
 """Programs of trainers, as processes of their own: each is a file that is run, with nothing of the tests in it but a data set."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 from tests.fakes import ROOT
 from tests.train.stores import Row, make_store, recipes
@@ -15,6 +17,14 @@ LIMIT_SECONDS = 50.0
 def data_set(path):
     """A store with text embeddings and latents of a few samples."""
     return make_store(path, ROWS, recipes())
+
+
+def run_lines(body):
+    """A part that runs a program as the main module of its process, with these `arguments`; returns its stdout."""
+    sys.argv = ["trainer.py", *body.get("arguments", ())]
+    with redirect_stdout(io.StringIO()) as said:
+        exec(compile(body["source"], "trainer.py", "exec"), {"__name__": "__main__"})
+    return said.getvalue()
 
 
 class Hung(Exception):

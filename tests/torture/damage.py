@@ -12,7 +12,7 @@ import random
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,11 @@ from cachestore.files.checksum import digest_file
 from cachestore.files.paths import (
     Layout,
     parse_attempt,
+    parse_block,
     parse_catalog,
     parse_claim,
     parse_dropped,
+    parse_entry,
     parse_index,
     parse_ledger,
     parse_listed,
@@ -42,16 +44,19 @@ from cachestore.files.paths import (
     parse_worker_lock,
 )
 from cachestore.store.format.findings import HARMLESS
+from cachestore.store.format.line import list_line
 from cachestore.store.read.reader import Reader
+from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.read.snapshot import list_segments
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch, timed
-from tests.torture.template import Template, build_template, fake_encoders, pairing_of, pictures, plain, precompute
+from tests.torture.template import PUBLISHED, Template, build_template, fake_encoders, pairing_of, pictures, plain, precompute
 
 KINDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "marker": lambda path: path == "cachestore.json",
     "segment": lambda path: _is(path, "segments", parse_segment),
     "index": lambda path: _is(path, "index", parse_index),
     "catalog": lambda path: _is(path, "catalogs", parse_catalog),
+    "changes": lambda path: _is(path, "catalogs", lambda name: parse_entry(name) or parse_block(name)),
     "dropped": lambda path: _is(path, "catalogs", parse_dropped),
     "listing": lambda path: _is(path, "listings", parse_listing) or _is(path, "listings", parse_listed),
     "recipe": lambda path: _is(path, "recipes", parse_recipe),
@@ -71,7 +76,7 @@ KINDS: Final[Mapping[str, Callable[[str], bool]]] = {
 }
 CHECKED: Final = frozenset({"segment", "index"})
 """Of these every byte is under a checksum that `verify` looks at, spaces too."""
-FOUND: Final = frozenset({*CHECKED, "catalog", "recipe", "marked", "plan", "lost"})
+FOUND: Final = frozenset({*CHECKED, "catalog", "changes", "recipe", "marked", "plan", "lost"})
 """Of these `verify` tells what is not as it was, where it says something else now."""
 WAYS: Final = ("flip", "flips", "zero", "noise", "cut", "empty", "grow", "swap", "copy", "rename", "delete")
 STRANGE: Final = ("link", "dangling link", "fifo", "folder", "socket")
@@ -393,9 +398,10 @@ def _means_the_same(damage: Damage, now: Path, before: Path) -> bool:
     from cachestore.files.records import decode_record
     from cachestore.files.table import read_table
 
-    if damage.kind in {"catalog", "plan"}:
+    if damage.kind in {"catalog", "changes", "plan"}:
+        kind = "catalog" if damage.kind == "changes" and b"cachestore-catalog" in before.read_bytes() else damage.kind
         try:
-            one, other = (read_table(path, f"cachestore-{damage.kind}", 1) for path in (now, before))
+            one, other = (read_table(path, f"cachestore-{kind}", 1) for path in (now, before))
         except FormatError:
             return False
         return (one.header, one.checksums) == (other.header, other.checksums)
@@ -426,10 +432,27 @@ def _repaired(template: Template, store: Path, damage: Damage, survivors: frozen
             yield f"after repair: {finding.kind}: {finding.message}"
     yield from reads_of(template, store, survivors=survivors)
     yield from pairs_of(template, store)
+    yield from _rows_left(template, store, damage, done.lost)
     if again := timed(repair, store).quarantined:
         yield f"repairing again moved {again}"
     if damage.number % GOES_ON == 0:
         yield from _goes_on(template, store, damage, survivors)
+
+
+def _rows_left(template: Template, store: Path, damage: Damage, lost: Sequence[str]) -> Iterator[str]:
+    """What a session published is as it was, unless repair says what is lost, or the last entry is gone, which leaves no trace."""
+    entries = list_line(Layout(template.store), PUBLISHED).entries
+    is_last = damage.path.endswith(f"/{entries[-1]}.changes") and damage.way in {"delete", "rename"}
+    if lost or is_last or damage.kind == "folder":
+        return
+    before, now = ({one: rows[one] for one in rows} for rows in (read_rows(template.store), read_rows(store)))
+    if before != now:
+        yield f"rows of {PUBLISHED} are {now}, and were {before}"
+
+
+def read_rows(store: Path) -> Rows:
+    """What a session published."""
+    return Rows.of(read_data_set(Layout(store), PUBLISHED))
 
 
 def _refused(template: Template, store: Path) -> Iterator[str]:

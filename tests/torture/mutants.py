@@ -35,6 +35,7 @@ _ANSWERS: Final = ("answers", 150)
 _CRASHES: Final = ("crashes", 400)
 _EXCHANGE: Final = ("exchange", 100)
 _OVERTAKING: Final = ("overtaking", 120)
+_PUBLISH: Final = ("publish", 60)
 _SOURCES: Final = ("sources", 250)
 _TRAINING: Final = ("training", 16)
 _TRANSFERS: Final = ("transfers", 100)
@@ -131,6 +132,50 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "        self.counts[reason] = self.counts.get(reason, 0) + 1\n",
         "        return\n",
         *_SOURCES,
+    ),
+    "second look at marks": Mutant(
+        "store/write/publish.py",
+        "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
+        "        _try or _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
+        *_PUBLISH,
+    ),
+    "listing before the look at marks": Mutant(
+        "store/write/publish.py",
+        "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
+        "        _check_keys(store, entry.name, named)\n        line = list_line(layout, entry.name)\n        number = line.highest + 1\n",
+        *_PUBLISH,
+    ),
+    "whole overlay": Mutant(
+        "store/read/rows.py",
+        "    for number in entries:\n        entry = read_entry(layout, name, number)\n",
+        "    for number in entries[:2]:\n        entry = read_entry(layout, name, number)\n",
+        *_PUBLISH,
+    ),
+    "removals in a fold": Mutant(
+        "store/write/publish.py",
+        "    if catalog.generation not in list_line(layout, name).tables:\n",
+        "    before = read_data_set(layout, name, list_line(layout, name).tables[-1])\n"
+        "    removed = {sample: RowChange(parts={'x': ()}) for sample in before.ids if sample not in catalog.ids}\n"
+        "    catalog = lay(catalog, removed)\n"
+        "    if catalog.generation not in list_line(layout, name).tables:\n",
+        *_PUBLISH,
+    ),
+    "rows in a fold": Mutant(
+        "store/write/publish.py",
+        "    if catalog.generation not in list_line(layout, name).tables:\n",
+        "    catalog = lay(catalog, dict.fromkeys(catalog.ids[3:], RowChange(is_removed=True)))\n"
+        "    if catalog.generation not in list_line(layout, name).tables:\n",
+        *_PUBLISH,
+    ),
+    "fence before removals": Mutant("care/lines.py", "    if with_fence:\n", "    if with_fence and kind is None:\n", *_PUBLISH),
+    "listing after a link": Mutant(
+        "store/write/publish.py",
+        "        if entry.publish_as(number, _last_entry(layout, line)) and _is_in_line(layout, entry.name, number, entry.mark):\n",
+        "        if entry.publish_as(number, _last_entry(layout, line)):\n",
+        *_PUBLISH,
+    ),
+    "value that went meanwhile": Mutant(
+        "store/write/files.py", "            except BadInput:", "            except ZeroDivisionError:", "files", 60
     ),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
@@ -33,6 +33,7 @@ from cachestore.store.write.model_digests import publish_digests
 from tests import fakes
 from tests.store.stores import flip
 
+PUBLISHED: Final = "published/by a session"
 Value = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 Pairing = tuple[tuple[str, tuple[str, ...]], ...]
 """Sample after sample: its id, and the key of each of its cells, column after column."""
@@ -124,6 +125,7 @@ def _build_template(folder: Path) -> Template:
         for n in range(2):
             with store.writer() as writer:
                 writer.put(cs.key("own", str(n)), {"wide": np.arange(5, dtype=np.float32), "flag": np.array([True, False])}, {"n": n})
+        _publish_changes(store)
         store.commit()
     _lose_and_put_again(root)
     _leave_a_pass_unfinished(folder)
@@ -142,6 +144,18 @@ def _build_template(folder: Path) -> Template:
 
 def _fill(batch):
     return {key: {"value": np.frombuffer(bytes(key), np.uint8)} for key, _item in batch}
+
+
+def _publish_changes(store: cs.Store) -> None:
+    """A data set of a session: entries below a table, a whole table, and entries above it."""
+    session = store.session(PUBLISHED)
+    for n in range(5):
+        session.put(cs.key("published", str(n)), {"wide": np.full(4, n, np.float32)})
+        session.set(f"{n}", part=cs.key("published", str(n)))
+        session.flush()
+        if n == 1:
+            session.close()
+            store.publish(PUBLISHED, {"0": {"part": cs.key("own", "0")}}, update=True)
 
 
 def _lose_and_put_again(root: Path) -> None:

@@ -51,7 +51,7 @@ def test_no_damages_find_nothing(template):
 
 
 def test_a_sample_of_damages_finds_nothing(template):
-    assert struck(template, *choose_damages(template, 8, 7)) == []
+    assert struck(template, *choose_damages(template, 4, 7)) == []
 
 
 def test_every_byte_of_a_segment_is_under_a_checksum_that_verify_looks_at(template):
@@ -132,12 +132,15 @@ def test_no_strangers_find_nothing(normal):
 
 
 def test_a_sample_of_strangers_finds_nothing(normal, tmp_path):
-    assert faced(normal, *hostile.chosen(60, 3, has_devices=hostile.can_make_devices(tmp_path))) == []
+    assert faced(normal, *hostile.chosen(24, 3, has_devices=hostile.can_make_devices(tmp_path))) == []
 
 
-@pytest.mark.parametrize("kind", sorted({*damage.KINDS} - hostile.UNVERSIONED))
-def test_what_is_newer_is_refused_or_passed_over_and_never_repaired(normal, kind):
-    assert faced(normal, *(hostile.Point("newer", kind, command) for command in ("verify", "repair", "read"))) == []
+def test_what_is_newer_is_refused_or_passed_over_and_never_repaired(normal):
+    """Every kind before `repair`, and before one of those that only look; the whole table has it before every command."""
+    kinds = sorted({*damage.KINDS} - hostile.UNVERSIONED)
+    commands = [("repair", ("verify", "read")[number % 2]) for number in range(len(kinds))]
+    points = [hostile.Point("newer", kind, command) for kind, some in zip(kinds, commands, strict=True) for command in some]
+    assert [(point, found) for point, found in judged(points, partial(hostile.judge, normal), each=13) if found] == []
 
 
 def trusting(arguments):

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from tests.pages import blocks, python_by_title, text_of
-from tests.scenarios.trainers import ROWS, data_set, run_script
+from tests.scenarios.trainers import ROWS, data_set
 
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
@@ -72,9 +72,10 @@ def test_the_page_has_lines_for_every_way_to_train():
 
 
 @pytest.mark.parametrize("title", [pytest.param(title, marks=marks(title)) for title in programs()])
-def test_the_lines_of_the_page_show_every_sample_once_an_epoch(tmp_path, title):
+def test_the_lines_of_the_page_show_every_sample_once_an_epoch(torch_crowd, tmp_path, title):
     data_set(tmp_path / "cache")
     [(_kind, opening)] = blocks(text_of("loading.md").partition("\n## ")[0], "python")
-    out = run_script(tmp_path, BEFORE + IMPORTS.get(title, "") + opening + programs()[title] + AFTER)
+    source = BEFORE + IMPORTS.get(title, "") + opening + programs()[title] + AFTER
+    [(code, out)] = torch_crowd.run("tests.scenarios.trainers:run_lines", {"source": source, "cwd": str(tmp_path)})
     epochs = 1 if title.startswith("Stop and resume") else EPOCHS
-    assert out.splitlines()[-1] == f"seen {epochs * len(ROWS)} {len(ROWS)}"
+    assert (code, out.splitlines()[-1]) == (0, f"seen {epochs * len(ROWS)} {len(ROWS)}")

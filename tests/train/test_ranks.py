@@ -9,7 +9,6 @@ import pytest
 
 import cachestore as cs
 from cachestore.train import peers
-from tests.scenarios.crowd import Crowd
 from tests.shares import share
 from tests.train import ranks
 from tests.train.ranks import BATCH_SIZE
@@ -25,13 +24,6 @@ WITH_LIGHTNING = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def crowd(folder):
-    made = Crowd(folder, "tests.train.ranks", "accelerate", end_seconds=75)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +46,13 @@ MEETINGS = count()
 
 
 @pytest.fixture
-def train(crowd, store, folder):
+def train(torch_crowd, store, folder):
     """Let so many ranks do a part; `own` has what differs on the ranks it names. Returns what each says."""
 
     def run(world=2, part="loop", own: Any = None, **body):
         common = {"store": store, "world_size": world, "meeting": str(folder / f"meeting {next(MEETINGS)}"), "environment": {}, **body}
         bodies = [{**common, "rank": rank, **(own or {}).get(rank, {})} for rank in range(world)]
-        ended = crowd.run(f"tests.train.ranks:{part}", *bodies)
+        ended = torch_crowd.run(f"tests.train.ranks:{part}", *bodies)
         assert [code for code, _said in ended] == [0] * world
         return [said for _code, said in ended]
 

@@ -454,7 +454,7 @@ def descendants(pid):
     return found[1:]
 
 
-def test_a_reader_has_no_thread_and_no_network_client(path, tmp_path):
+def test_a_reader_has_no_thread_and_no_network_client(path, tmp_path, torch_crowd):
     make(path)
     source = """
 import pickle, sys, threading
@@ -465,8 +465,8 @@ _ = pickle.loads(pickle.dumps(data))[0]
 assert "obstore" not in sys.modules
 print([thread.name for thread in threading.enumerate()])
 """
-    out, err = program(source, f"file://{path}", str(tmp_path / "local")).communicate(timeout=50)
-    assert (out, err) == ("['MainThread']\n", "")
+    body = {"source": source, "arguments": [f"file://{path}", str(tmp_path / "local")]}
+    assert torch_crowd.run("tests.scenarios.trainers:run_lines", body) == [(0, "['MainThread']\n")]
 
 
 def test_the_helper_ends_with_the_last_data_set(path, tmp_path):

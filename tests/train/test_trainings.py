@@ -25,13 +25,6 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def crowd(tmp_path_factory):
-    made = Crowd(tmp_path_factory.mktemp("ranks"), "tests.train.trainings", "accelerate", end_seconds=75)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def lightning_crowd(tmp_path_factory):
     made = Crowd(tmp_path_factory.mktemp("lightning"), "tests.train.trainings", "lightning", end_seconds=75)
     yield made
@@ -99,8 +92,8 @@ def up_to(batches, world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "epochs"), [(0, 2), (2, 1)])
-def test_plain_ddp_shows_two_ranks_every_sample_once(crowd, train, expected, num_workers, epochs):
-    ranks = train(crowd, "ddp", 2, epochs=epochs, options={"num_workers": num_workers})
+def test_plain_ddp_shows_two_ranks_every_sample_once(torch_crowd, train, expected, num_workers, epochs):
+    ranks = train(torch_crowd, "ddp", 2, epochs=epochs, options={"num_workers": num_workers})
     for epoch in range(epochs):
         check_epoch(in_turn(ranks, epoch), 2)
         assert in_turn(ranks, epoch) == up_to(expected[epoch], 2)
@@ -109,12 +102,12 @@ def test_plain_ddp_shows_two_ranks_every_sample_once(crowd, train, expected, num
 
 
 @pytest.mark.slow
-def test_an_epoch_begun_on_one_rank_goes_on_on_two_and_ends_on_three(crowd, train, expected):
+def test_an_epoch_begun_on_one_rank_goes_on_on_two_and_ends_on_three(torch_crowd, train, expected):
     """With another number of workers each time."""
-    (first,) = train(crowd, "ddp", 1, steps=21, options={"num_workers": 2})
-    second = train(crowd, "ddp", 2, steps=15, state=first["state"])
+    (first,) = train(torch_crowd, "ddp", 1, steps=21, options={"num_workers": 2})
+    second = train(torch_crowd, "ddp", 2, steps=15, state=first["state"])
     assert second[0]["state"] == second[1]["state"]
-    third = train(crowd, "ddp", 3, state=second[0]["state"], options={"num_workers": 1})
+    third = train(torch_crowd, "ddp", 3, state=second[0]["state"], options={"num_workers": 1})
     dealt = first["epochs"][0] + in_turn(second, 0) + in_turn(third, 0)
     over = (WHOLE_BATCHES - 21 - 30) % 3
     assert over > 0
@@ -128,9 +121,9 @@ SAVED = 50
 
 
 @pytest.fixture(scope="module")
-def accelerated(crowd, train):
+def accelerated(torch_crowd, train):
     """Two epochs of a diffusers loop on two ranks."""
-    return train(crowd, "accelerated", 2, epochs=2, saves_at=(1, SAVED))
+    return train(torch_crowd, "accelerated", 2, epochs=2, saves_at=(1, SAVED))
 
 
 @pytest.mark.slow  # `test_page` runs the lines for accelerate, also those that go on, each time
@@ -142,28 +135,29 @@ def test_accelerate_deals_two_ranks_every_sample_once_in_a_loop_of_diffusers(acc
 
 
 @pytest.mark.slow
-def test_accelerate_deals_three_ranks_no_batch_twice(crowd, train, expected):
+def test_accelerate_deals_three_ranks_no_batch_twice(torch_crowd, train, expected):
     """Left alone it would repeat the epoch's first batches until they go round."""
     assert WHOLE_BATCHES % 3
-    assert in_turn(train(crowd, "accelerated", 3, epochs=1), 0) == up_to(expected[0], 3)
+    assert in_turn(train(torch_crowd, "accelerated", 3, epochs=1), 0) == up_to(expected[0], 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["skip", "state"])
-def test_a_loop_of_diffusers_goes_on(crowd, train, expected, accelerated, way):
+def test_a_loop_of_diffusers_goes_on(torch_crowd, train, expected, accelerated, way):
     state = accelerated[0]["state"]
     assert (state["epoch"], state["consumed"]) == (1, 2 * SAVED)
-    resumed = train(crowd, "accelerated", 2, epochs=3, first_epoch=1, skipped=SAVED, way=way, state=state, steps=12)
+    resumed = train(torch_crowd, "accelerated", 2, epochs=3, first_epoch=1, skipped=SAVED, way=way, state=state, steps=12)
     assert in_turn(resumed, 0) == up_to(expected[1], 2)[2 * SAVED :]
     assert in_turn(resumed, 1) == expected[2][:24]
 
 
-def test_a_loader_that_accelerate_was_not_given_is_an_error(crowd, train):
-    for reported in train(crowd, "forgotten", 2):
+def test_a_loader_that_accelerate_was_not_given_is_an_error(torch_crowd, train):
+    for reported in train(torch_crowd, "forgotten", 2):
         assert "pass it to `accelerator.prepare`" in reported
 
 
 @with_lightning
+@pytest.mark.slow  # the trainer below goes the same way each time
 def test_fabric_shows_two_ranks_every_sample_once_and_goes_on_where_it_was(lightning_crowd, train, expected):
     """Fabric sets the epoch before each iteration, and counts from 0 in each process."""
     ranks = train(lightning_crowd, "fabric", 2, epochs=2)

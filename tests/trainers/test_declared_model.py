@@ -78,13 +78,13 @@ def models(data, monkeypatch, torch_files_read_here):
     """The models behind `--model`, by name; loading one takes nothing."""
     pictures = {(data / picture.reference).read_bytes(): picture for picture in PICTURES}
 
-    def encoders_of(request, _known):
+    def encoders_of(request, _known, **_rise):
         made = {"text": TextModel, "latents": Vae}[request.encode[0]](request.model)
         if request.encode[0] == "latents":
             made.names = pictures
         return (made,)
 
-    monkeypatch.setattr("cachestore.trainers.import_encoders.encoders_of", encoders_of)
+    monkeypatch.setattr("cachestore.jobs.plan.encoders.encoders_of", encoders_of)
     monkeypatch.setattr("cachestore.jobs.start.declared_model.encoders_of", encoders_of)
 
 

@@ -403,3 +403,21 @@ def test_the_command_tells_what_the_function_returns(data, store, out, capsys):
     assert "two_flux_te.npz" in capsys.readouterr().out
     assert main(["export", str(store), "other", "--format", "sd-scripts", "-o", str(out)]) == ERROR
     assert main(["export", str(store / "no"), "train", "--format", "sd-scripts", "-o", str(out)]) == NO_STORE
+
+
+@pytest.mark.parametrize("format", ["webdataset", "musubi", "nemo-automodel"])
+def test_what_a_program_published_has_no_form_in_a_trainers_cache(store, out, format):  # noqa: A002
+    with cs.open(store, mode="a") as own, own.session("dino") as session:
+        session.put(bytes(16 * [1]), {"features": np.ones(2)})
+        session.set("cat", dino=bytes(16 * [1]))
+    with pytest.raises(BadInput, check=asks_for("name")):
+        cs.export_cache(store, name="dino", format=format, folder=out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("name", "generation", "option"), [("trian", None, "name"), ("train", 2, "generation")])
+def test_another_name_or_generation_than_those_that_are_there_is_refused(tmp_path, out, name, generation, option):
+    store = stores.make_store(tmp_path / "store", [stores.Row("one.png", ("a fox",))], stores.recipes())
+    with pytest.raises(BadInput, check=asks_for(option)):
+        cs.export_cache(store, name, generation=generation, format="musubi", folder=out)
+    assert not out.exists()

@@ -17,7 +17,7 @@ import cachestore as cs
 from cachestore.cli import ERROR, FAILURES, OK, USAGE, main
 from cachestore.core.errors import BadInput, BadUsage, RecipeMismatch
 from cachestore.core.keys import Recipe, digest_bytes
-from cachestore.jobs.start.declared_model import IMPORTED
+from cachestore.store.format.catalog import IMPORTED
 from cachestore.store.read.rows import newest_catalog
 from cachestore.trainers.cache_scan import CacheScan
 from cachestore.trainers.families import Width, family_named
@@ -74,6 +74,18 @@ def test_what_sd_scripts_cached_comes_out_bit_for_bit(data, store, family):
         assert sample["caption"] == picture.caption
         stored, _meta = entry(store, picture)
         assert torch.equal(stored["sd-scripts.latents_flipped"], trainers.latents_of(picture, family).flip(-1))
+
+
+def test_an_import_is_recorded_as_one_and_keeps_its_name_from_sessions_as_they_keep_theirs(data, store):
+    write_sd_scripts(data, "sdxl", ONE)
+    with cs.open(store, mode="a") as opened:
+        opened.publish("own", {})
+        with pytest.raises(BadInput, check=asks_for("name")):
+            bring("sd-scripts", data, store, data, name="own")
+        bring("sd-scripts", data, store, data, encode=["latents"])
+        assert opened.dataset("train").made == "imported"
+        with pytest.raises(BadInput, check=asks_for("name")):
+            opened.session("train")
 
 
 def test_progress_of_an_import_has_the_counts_that_precompute_gives(data, store):
@@ -498,6 +510,19 @@ def test_a_name_in_use_is_not_taken_over_unless_asked(data, store):
     assert cs.CachedDataset(store).recipes["text"].make["claimed"] == {"model": "another"}
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_a_program_published_is_never_taken_over(data, store, replace):
+    write_sd_scripts(data, "flux")
+    key = cs.key("importing", "own")
+    with cs.open(store, mode="a") as own, own.session("train") as session:
+        session.put(key, {"x": np.ones(2)})
+        session.set("cat", x=key)
+    with pytest.raises(BadInput, check=asks_for("name")):
+        bring("sd-scripts", data, store, data, replace=replace)
+    with cs.open(store) as own:
+        assert list(own.dataset("train")) == ["cat"]
+
+
 def test_what_made_a_cache_must_be_given(data, store):
     write_sd_scripts(data, "flux")
     with pytest.raises(BadInput, check=asks_for("model")):
@@ -524,7 +549,7 @@ def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data
     write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    monkeypatch.setattr("cachestore.trainers.import_encoders.encoders_of", lambda _request, _known: ())
+    monkeypatch.setattr("cachestore.jobs.plan.encoders.encoders_of", lambda *_request, **_rise: ())
     report = bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model", encode=["latents"])
     assert (report.family, report.report.encoded) == ("flux", 3)
 
@@ -532,7 +557,7 @@ def test_the_model_tells_the_family_of_latents_whose_names_do_not(tmp_path, data
 def test_a_text_encoder_alone_is_not_taken_for_the_maker_of_latents(tmp_path, data, store, monkeypatch):
     write_simpletuner(tmp_path / "text", tmp_path / "vae", "flux")
     encoder = SimpleNamespace(recipe=Recipe("text", {"pipeline": "FluxPipeline"}, {}))
-    monkeypatch.setattr("cachestore.trainers.import_encoders.encoders_of", lambda _request, _known: (encoder,))
+    monkeypatch.setattr("cachestore.jobs.plan.encoders.encoders_of", lambda *_request, **_rise: (encoder,))
     with pytest.raises(BadInput, check=asks_for("vae")):
         bring("simpletuner", tmp_path / "vae", store, data, claims=None, model=tmp_path / "model")
     assert not store.exists()

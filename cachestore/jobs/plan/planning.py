@@ -33,6 +33,7 @@ from cachestore.sources.listing import Listing, with_alpha
 from cachestore.sources.remarks import Refused, Remarks
 from cachestore.sources.unused import unused_in_words
 from cachestore.store.read.rows import newest_catalog
+from cachestore.store.write.publish import check_no_session
 
 if TYPE_CHECKING:
     from cachestore.encode.models.loaded import LoadedModel
@@ -130,12 +131,13 @@ def plan_request(
     rank other than 0 waits for rank 0 to publish the plan. `compare_with` says what the plan may change in the newest catalog, whose names
     it keeps; without it only `--replace` allows another model.
 
-    Raises BadInput for a source or model that cannot be used, BadUsage if the source has nothing to encode, RecipeMismatch if the name
-    is used already for something else.
+    Raises BadInput for a source or model that cannot be used or a name that sessions use, BadUsage if the source has nothing to encode,
+    RecipeMismatch if the name is used already for something else.
     """
     from cachestore.encode.scripts import unlike_script
 
     request = replace(request, name=unicodedata.normalize("NFC", request.name))  # as in the name of its folder
+    check_no_session(layout, request.name)
     if compare_with is None:
         _check_names(request, listing)
     if heartbeat is not None:

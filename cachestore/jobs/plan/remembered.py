@@ -15,9 +15,10 @@ from cachestore.jobs.plan.options import CHOSEN, LATENTS, PrecomputeRequest
 from cachestore.jobs.plan.typed import in_line, typed, without_chosen
 from cachestore.jobs.share.passes import PassRef, has_ended, list_passes, read_begun
 from cachestore.jobs.share.plan import read_outline
-from cachestore.store.format.catalog import no_data_set
+from cachestore.store.format.catalog import HAVE_SOURCES, MADE, Made, no_data_set
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.unfinished import again_in, list_data_sets, list_unfinished
+from cachestore.store.write.publish import kind_of
 
 _ENCODERS: Final = ("text", LATENTS)
 """The order in which `--encode` names what several commands have made."""
@@ -45,6 +46,8 @@ def remember(layout: Layout, name: str) -> Remembered:
     catalog, begun = newest_catalog(layout, name, io="mmap"), _last_begun(layout, name)
     if catalog is None and begun is None:
         raise no_data_set(layout, name, name_all(layout))
+    if catalog is not None and begun is None and not catalog.has_sources:
+        raise BadInput(f"the data set {name!r} was {MADE[catalog.made]}: no command makes it again", option="name")
     hints = [] if catalog is None else [dict(one) for one in catalog.request.values()]
     asked = dict(begun.request) if begun is not None else {}
     is_finished = catalog is not None and (begun is None or begun.is_finished)
@@ -63,17 +66,29 @@ def remember(layout: Layout, name: str) -> Remembered:
 
 def remember_one(layout: Layout, name: str | None) -> Remembered:
     """Return the commands of the named data set; without a name, of the only one. Raises BadInput if there is none, or several."""
-    names = name_all(layout)
+    names = name_made(layout)
     if name is None and len(names) == 1:
         name = names[0]
     if name is not None:
         return remember(layout, name)
     if not names:
-        raise BadInput(f"{layout.root} has no data set, so there is no command to repeat: run `cachestore precompute DATA --model MODEL`")
+        none = f"{layout.root} has no data set that a command made, so there is none to repeat"
+        raise BadInput(f"{none}: run `cachestore precompute DATA --model MODEL`")
     lines = listed([again_in(layout.root, one) for one in names], "or")
     raise BadInput(
         f"{layout.root} has {len(names)} data sets: add {option('name')} with {listed(names, 'or')}, as in {lines}", option="name"
     )
+
+
+def name_made(layout: Layout) -> list[str]:
+    """Return the names of the data sets that a command can add to: programs published the others."""
+    names: list[str] = []
+    for name in name_all(layout):
+        made: Made | None = None
+        with suppress(FormatError):
+            made = kind_of(layout, name)
+        names += [name] if made in {None, *HAVE_SOURCES} else []
+    return names
 
 
 def name_all(layout: Layout) -> list[str]:

@@ -16,9 +16,10 @@ from cachestore.jobs.run.presence import Presence
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.outcomes import Outcomes
 from cachestore.jobs.share.plan import Plan
-from cachestore.store.format.catalog import Catalog, KeyColumn, last_generation
+from cachestore.store.format.catalog import Catalog, KeyColumn, last_generation, made_by
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.listing_numbers import listing_numbers
+from cachestore.store.write.publish import check_no_session
 
 
 def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mapping[int, str], previous: Catalog | None) -> Catalog:
@@ -50,6 +51,7 @@ def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mappi
         texts=plan.texts,
         prompts=_prompts(plan, failed) if "text" in made or previous is None else previous.prompts,
         listing=max(job.listing_number, previous.listing if previous is not None else 0),
+        made=made_by(request),
     )
 
 
@@ -59,11 +61,13 @@ def publish_catalog(
     """Publish the catalog as the generation after the one that it was compared with; return catalog, generation and digest.
 
     If another generation was published meanwhile, compare with that one, too: `newest` reads it. A catalog equal to the newest one is
-    published only if a source or model has moved since, so that the new path is recorded. Raises RecipeMismatch, Superseded.
+    published only if a source or model has moved since, so that the new path is recorded. Raises RecipeMismatch, Superseded, and BadInput
+    if a session has begun a data set of this name.
     """
     while True:
         # Before `newest`: if a generation is published from here on, the number that is tried below is taken.
         last = last_generation(job.layout, job.plan.catalog)
+        check_no_session(job.layout, job.plan.catalog)
         previous = newest()
         if previous is not None:
             job.compare(previous)

@@ -127,7 +127,7 @@ class Presence:
     def of_files(self) -> Mask:
         """Return which units are made from files, as a mask; captions are in the plan itself."""
         of_files = np.zeros(self.plan.unit_count, np.bool_)
-        for column in self.plan.columns:
+        for column in () if self.plan.ids_are_keys else self.plan.columns:
             if is_of_files(column.role, column.options):
                 units = self.plan.units_of(column.recipe)
                 of_files[units.start : units.stop] = True

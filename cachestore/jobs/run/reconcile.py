@@ -231,7 +231,9 @@ class Reconciler:
             failpoint("reconcile.after_commit")
             generation, digest, usable, listing = committed.generation, "", None, 0
             before = self._presence.known_before(self._newest()) if self.job.is_recheck else None
-            if self.job.plan.catalog:
+            if self.job.publish is not None:
+                generation = self.job.publish(failed)
+            elif self.job.plan.catalog:
                 catalog, generation, digest = publish_catalog(self._presence, self.job, outcomes, failed, self._newest)
                 usable, listing = count_complete(catalog), catalog.listing
             failpoint("reconcile.before_done")
@@ -278,7 +280,8 @@ class Reconciler:
             "seconds": round(max(self.seconds(), seconds_of_pass(self.job.layout, self.ref.plan, self.ref.number)), 3),
             "bytes": size_bytes,
             "store": str(self.job.layout.root),
-            "name": self.job.plan.catalog,
+            # What a pass publishes as a session does is not rebuilt from its plan: entries of the data set's line are.
+            "name": "" if self.job.plan.ids_are_keys else self.job.plan.catalog,
             "plan": self.job.plan.name,
             "pass": self.ref.number,
             "generation": generation,

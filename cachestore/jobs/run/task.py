@@ -76,6 +76,8 @@ class Job:
     """What is not used of the source: the rows of `Unused.as_json`. The pass's record keeps them."""
     is_recheck: bool = False
     """Whether every file is read again, also where its stat record says that it did not change."""
+    publish: Callable[[Mapping[int, str]], int] | None = None
+    """Publishes the rows of a plan of keys, given why units failed, by unit index. Returns the number of the data set's last entry."""
     compare: Callable[[Catalog], object] = lambda _previous: None
     """Compares the plan with the catalog that it would replace. Raises RecipeMismatch for a change that needs `--replace`."""
 

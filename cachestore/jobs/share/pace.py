@@ -7,7 +7,8 @@ from math import exp
 from typing import Final
 
 from cachestore.core.keys import Json
-from cachestore.jobs.share.progress import PassStatus
+from cachestore.files.paths import Layout
+from cachestore.jobs.share.progress import Observer, PassStatus
 
 MEMORY_SECONDS: Final = 60.0
 """What was seen so long ago counts for about a third of what is seen now."""
@@ -87,3 +88,8 @@ def with_pace(
         on_progress({**status.counts(), "rate": pace.rate, "seconds_left": pace.seconds_left(status)})
 
     return tell
+
+
+def followed(layout: Layout, on_progress: Callable[[Mapping[str, Json]], None] | None) -> Callable[[Mapping[str, Json]], None] | None:
+    """Return a callback for one worker's counts that gives `on_progress` those of the whole pass; None without `on_progress`."""
+    return None if on_progress is None else Observer(layout).following(with_pace(on_progress))

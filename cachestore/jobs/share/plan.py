@@ -88,7 +88,7 @@ class Plan:
     content: str
     """Digest of what the source lists."""
     catalog: str = ""
-    """Name of the catalog; empty for a plan without one (`fill`)."""
+    """Name of the data set; empty for a plan without one (`fill` without `publish_as`)."""
     recipes: tuple[Recipe, ...]
     columns: tuple[PlanColumn, ...] = ()
     ids: Sequence[str] = ()
@@ -148,7 +148,7 @@ class Outline:
 
     name: str
     catalog: str
-    """Name of the catalog; empty for a plan without one (`fill`)."""
+    """Name of the data set; empty for a plan without one (`fill` without `publish_as`)."""
     samples: int
     units_at: tuple[int, ...]
     """Where each recipe's units start, and where the last one's end."""
@@ -319,19 +319,35 @@ def _used(columns: Sequence[ColumnRequest], cells: Sequence[_Cells]) -> tuple[li
     return [columns[index] for index in used], [cells[index] for index in used]
 
 
-def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
-    """Build the plan of a set of keys, in any order: one recipe, no samples, no catalog. A unit's id is its key."""
+def plan_of_keys(recipe: Recipe, keys: Iterable[Key], *, name: str = "", rows: Mapping[str, Sequence[Key]] | None = None) -> Plan:
+    """Build the plan of a set of keys, in any order: one recipe. A unit's id is its key.
+
+    With the `name` of a data set, its `rows` have some of these keys each, and the pass that ends publishes them.
+    """
     ordered = sorted(set(keys))
     raw = b"".join(ordered)
-    request, content = digest_parts("cachestore-fill", recipe.fingerprint).hex(), digest_parts("cachestore-keys", raw).hex()
     requests = Texts()
     for key in ordered:
         requests.append(canonical({"key": str(key)}))
+    request, content = digest_parts("cachestore-fill", recipe.fingerprint).hex(), digest_parts("cachestore-keys", raw).hex()
+    listed = rows or {}
+    at = array("q", offsets_of(map(len, listed.values())))
+    number = {key: index for index, key in enumerate(ordered)} if listed else {}
+    units = array("q", [number[key] for some in listed.values() for key in some])
+    if name:
+        request = digest_parts("cachestore-fill-as", recipe.fingerprint, name).hex()
+        content = digest_parts("cachestore-rows", raw, at.tobytes(), units.tobytes(), *listed).hex()
     return Plan(
         name=plan_name(request, content),
         request=request,
         content=content,
+        catalog=name,
         recipes=(recipe,),
+        columns=(PlanColumn(0, recipe.encoder, "", {}),) if name else (),
+        ids=list(listed),
+        captions_at=[0] * (len(listed) + 1),
+        extras=["{}"] * len(listed),
+        cells=((at, units),) if name else (),
         units_at=[0, len(ordered)],
         unit_ids=Digests(memoryview(raw), KEY_BYTES),
         unit_requests=requests.strings(),
@@ -340,7 +356,9 @@ def plan_of_keys(recipe: Recipe, keys: Iterable[Key]) -> Plan:
 
 
 def publish_plan(layout: Layout, plan: Plan) -> None:
-    """Publish a plan. If it is there already, it is the same."""
+    """Publish a plan, unless it is there already: then it is the same."""
+    if is_published(layout, plan.name):
+        return
     columns: dict[str, Column] = {
         **string_columns("ids", plan.ids),
         "captions/at": number_column(plan.captions_at),

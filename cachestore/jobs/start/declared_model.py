@@ -22,13 +22,11 @@ from cachestore.encode.pictures.buckets import CropBox, Size
 from cachestore.encode.pictures.clips import Clip, as_rate
 from cachestore.jobs.plan.encoders import encoders_of
 from cachestore.jobs.plan.options import PrecomputeRequest
+from cachestore.store.format.catalog import IMPORTED
 
 if TYPE_CHECKING:
     from cachestore.encode.pictures.shots import Footage
     from cachestore.encode.pictures.variants import Variant
-
-IMPORTED: Final = "imported"
-"""The `kind` of an imported recipe, and the `provenance` in an entry's JSON value."""
 
 Compare = Callable[[Mapping[str, Raw], Mapping[str, Raw]], str | None]
 """Describes how one entry differs from another; None if it does not."""
@@ -183,7 +181,7 @@ def _latents_difference(recipe: Recipe, stored: Mapping[str, Raw], made: Mapping
     if kind not in stored:
         return f"{kind} is not stored"
     was_scaled = bool(recipe.read.get("scaled", False))
-    latents = numbers(to_state(stored[kind], scale_of(recipe.read), was_scaled=was_scaled, is_scaled=False)).astype(np.float64)
+    latents = numbers(to_state(stored[kind], Scale.of(recipe.read), was_scaled=was_scaled, is_scaled=False)).astype(np.float64)
     mean, deviation = _mean_and_deviation(made)
     if was_scaled and latents.shape == folded_shape(mean.shape, _PATCH):
         mean, deviation = (as_array(folded(from_array(one), _PATCH)) for one in (mean, deviation))
@@ -205,14 +203,3 @@ def _mean_and_deviation(made: Mapping[str, Raw]) -> tuple[Any, Any]:
         return mean, np.zeros_like(mean)
     mean, logvar = np.split(numbers(made["moments"]).astype(np.float64), 2)
     return mean, np.exp(0.5 * np.clip(logvar, _LOGVAR_LEAST, _LOGVAR_MOST))
-
-
-def scale_of(read: Mapping[str, Json]) -> Scale:
-    """Return the scaling constants in a `read` block of latents."""
-    mean, std = read.get("latents_mean"), read.get("latents_std")
-    return Scale(
-        read.get("scaling_factor"),
-        read.get("shift_factor"),
-        None if mean is None else tuple(map(float, mean)),
-        None if std is None else tuple(map(float, std)),
-    )

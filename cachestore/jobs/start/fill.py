@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Literal, NoReturn, cast
 
-from cachestore.core.arguments import as_pairs, as_switch, as_whole, check_calls, check_function, refuse
+from cachestore.core.arguments import as_pairs, as_switch, as_text, as_whole, check_calls, check_function, refuse
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json, Key, Recipe, by_key
 from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
@@ -15,14 +16,18 @@ from cachestore.jobs.run.pass_loop import run_pass
 from cachestore.jobs.run.task import Cancel, Job, OnProgress
 from cachestore.jobs.share.agreement import Intent, check_agreement
 from cachestore.jobs.share.pace import with_pace
-from cachestore.jobs.share.plan import is_published, plan_of_keys, publish_plan
+from cachestore.jobs.share.plan import Plan, is_published, plan_of_keys, publish_plan
 from cachestore.jobs.share.progress import Observer
 from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.ranks import find_rank, launch_of, say_conflict
+from cachestore.store.format.line import OWNER, Cells
 from cachestore.store.read.reader import AnyKey
+from cachestore.store.write.publish import begin, replace_rows
 from cachestore.store.write.writer import Store
 
+VALUE: Final = "value"
+"""The part of a row that `fill` publishes."""
 FILL_BATCH: Final = 16
 """Items in one call of `encode`, if the caller passes no batch size."""
 
@@ -38,11 +43,14 @@ class _CallerEncoder:
     function: Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]
     limit: int
     group_by: Callable[[Any], Hashable] | None
+    owner: str = ""
+    """The data set that the values belong to; empty for none."""
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         del read
         key = Key.parse(request["key"])
-        return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder})
+        owner: dict[str, Json] = {OWNER: self.owner} if self.owner else {}
+        return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder, **owner})
 
     def prepare(self, resolved: Resolved) -> Prepared:
         return Prepared(resolved.item, self.group_by(resolved.item) if self.group_by else None)
@@ -72,6 +80,31 @@ class _NoFiles:
     open = stat = read
 
 
+def _id_of(item: Any) -> str:
+    """Return the id of the row that an item is for."""
+    found: Any = getattr(item, "id", None)
+    if isinstance(item, str):
+        found = item
+    elif isinstance(item, Mapping):
+        found = cast("Mapping[str, Any]", item).get("id")
+    if not isinstance(found, str) or not found:
+        needs = "publish_as needs an id for each row: an item that is a text, or one with an `id`"
+        kind = type(cast("object", item)).__name__
+        raise BadInput(f"{needs}; an item of the type {kind} has none", option="wanted")
+    return found
+
+
+def _publish(store: Store, plan: Plan, failed: Mapping[int, str]) -> int:
+    """Publish the rows of a plan. A row of several keys of which one failed has none: which is which would not be known."""
+    keys = [Key(raw) for raw in plan.unit_ids]
+    [(at, units)] = plan.cells
+    rows: dict[str, Cells] = {}
+    for row, sample in enumerate(plan.ids):
+        of_row = units[at[row] : at[row + 1]]
+        rows[sample] = () if failed.keys() & set(of_row) else tuple(keys[unit] for unit in of_row)
+    return replace_rows(store, plan.catalog, VALUE, rows)
+
+
 @naming_extras()
 def fill(
     store: Store,
@@ -86,8 +119,14 @@ def fill(
     max_failures: int | str = 0,
     on_progress: OnProgress | None = None,
     cancel: Cancel | None = None,
+    publish_as: str | None = None,
 ) -> Report:
     """Encode values with your own function, on any number of ranks. What the store holds already is not encoded again.
+
+    With `publish_as` the pairs become the rows of a data set, under the id of each item: the item itself if it is a text, else its `id`, as
+    `cs.Sample` has one, or `item["id"]` of a mapping. Pairs of one id are one row with several keys of the part `value`, in their order. A
+    row without an encoded value stays, without keys. Rows that are no longer wanted leave. The values then belong to that data set: once
+    no row names one any more, `gc` may remove it, while values of a plain `fill` stay for ever.
 
     Args:
         store: a store opened with `mode="a"`; it shows the new entries afterwards.
@@ -103,12 +142,13 @@ def fill(
         max_failures: how many units may fail: a count, or a share such as "2%".
         on_progress: called in this thread, about once a second and at the end, with the counts over all ranks, as for `precompute`.
         cancel: anything with `is_set()`. Once it is set, the work ends after the current batch.
+        publish_as: the name of a data set that these pairs become, once all are encoded or have failed.
 
     Returns:
-        The report of the pass, the same on every rank.
+        The report of the pass, the same on every rank. With `publish_as` its `generation` is that of the data set.
 
     Raises:
-        BadInput: a malformed key or option.
+        BadInput: a malformed key or option; with `publish_as`, an item without an id, or a name that another kind of data set has.
         EncodeFailed: with `strict`, if too many units failed.
         Incomplete: cancelled or stuck; the same call continues from there.
         WriteFailed: writing failed, for example because the disk is full.
@@ -125,12 +165,19 @@ def fill(
     allowed_failures(str(max_failures), 0)  # raises now, not after the work
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
+    name = None if publish_as is None else as_text("publish_as", publish_as)
     items: dict[Key, Any] = {}
-    for key, item in as_pairs("wanted", wanted):
-        items.setdefault(Key.parse(key), item)
-    encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by)
+    rows: dict[str, list[Key]] = {}
+    for raw, item in as_pairs("wanted", wanted):
+        key = Key.parse(raw)
+        items.setdefault(key, item)
+        if name is not None:
+            rows.setdefault(_id_of(item), []).append(key)
+    if name is not None:
+        begin(store.layout, name, "published")
+    encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by, name or "")
     rank_info = find_rank(rank, world_size)
-    plan = plan_of_keys(encoder.recipe, items)
+    plan = plan_of_keys(encoder.recipe, items, name=name or "", rows=rows)
     if not is_published(store.layout, plan.name):
         publish_plan(store.layout, plan)
     say_conflict(rank_info, _log.warning)
@@ -154,8 +201,10 @@ def fill(
                 cancel=cancel,
                 on_progress=observer.following(tell) if tell else None,
                 heartbeat=heartbeat,
+                publish=None if name is None else partial(_publish, store, plan),
             )
         )
+    report = replace(report, name=name or "")
     store.refresh()
     if tell and (ended := observer.newest(report.plan)) is not None:
         tell(ended)

@@ -4,8 +4,9 @@ A catalog says which key belongs to which sample. A row of a key column has one 
 variant, in order. docs/design/files.md describes the columns of the table.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -18,8 +19,10 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, damaged, decode_name, encode_name, parse_catalog, parse_dropped, parse_entry, to_verify
 from cachestore.files.table import (
     Column,
+    Digests,
     Numbers,
     Repeated,
+    Strings,
     Table,
     check_table,
     float_column,
@@ -29,7 +32,9 @@ from cachestore.files.table import (
     open_table,
     parse_table_start,
     read_table,
+    run_of,
     string_columns,
+    take,
 )
 
 FORMAT: Final = "cachestore-catalog"
@@ -41,8 +46,22 @@ Made = Literal["precompute", "imported", "published", "files"]
 Kind = Literal["whole", "float", "text"]
 """What a column that a publisher gave holds."""
 
+MADE: Final[Mapping[Made, str]] = {
+    "precompute": "made by `cachestore precompute`",
+    "imported": "imported from another trainer",
+    "published": "published by a program",
+    "files": "saved as files by a program",
+}
+"""What made a data set, in words after "was"."""
+
+IMPORTED: Final = "imported"
+"""In a request: the format that an encoder's values were imported from. The `kind` of an imported recipe."""
+
 HAVE_SOURCES: Final = frozenset({"precompute", "imported"})
 """Data sets of these kinds have captions, extra columns, and inputs and stat records for each key. Others have keys alone."""
+
+_FEW: Final = 64
+"""So many samples or keys are searched in the bytes of a column one by one."""
 
 NO_KEY: Final = bytes(KEY_BYTES)
 NO_INPUT: Final = bytes(INPUT_BYTES)
@@ -135,6 +154,11 @@ def make_column(encoder: str, role: str, fingerprint: str, options: Mapping[str,
     return KeyColumn(encoder, role, fingerprint, options, list(offsets_of(map(len, listed))), keys, inputs, stats, facts)
 
 
+def made_by(request: Mapping[str, Any]) -> Made:
+    """Return what made a data set with sources, by the options of its encoders: it counts as imported if any of its values is."""
+    return "imported" if any(IMPORTED in hints for hints in request.values()) else "precompute"
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """The rows of a catalog. `generation` and `digest` are known once it was read or published."""
@@ -159,6 +183,8 @@ class Catalog:
     listing: int = 0
     """The listing number of its rows (`store/write/listing_numbers`); 0 if there was no store yet when they were listed."""
     made: Made = "precompute"
+    line: str = ""
+    """32 hex digits, drawn when a line began: where it goes on, its tables have the same. Empty for what a pass makes."""
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     """Columns that a publisher gave, by name: whole numbers, floats or texts, one for each row."""
     digest: str = ""
@@ -169,9 +195,19 @@ class Catalog:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether it has captions, extra columns, and inputs and stat records for each key. Otherwise it has keys and `values` alone."""
+        return self.made in HAVE_SOURCES
+
     def row_captions(self, row: int) -> list[str]:
         """The captions of a row."""
         return [self.captions[index] for index in range(self.captions_at[row], self.captions_at[row + 1])]
+
+    def row_images(self, row: int) -> dict[str, Sequence[str]]:
+        """The references of a row's images by role; roles without any are left out."""
+        found = {role: references[at[row] : at[row + 1]] for role, (at, references) in self.images.items()}
+        return {role: some for role, some in found.items() if len(some)}
 
     def prompt_keys(self) -> Iterator[tuple[Key, str]]:
         """The key of each text of the prompts, for each text encoder, with the text."""
@@ -195,6 +231,102 @@ class Catalog:
     def is_complete(self, row: int) -> bool:
         """Whether every encoder succeeded for every cell of this row."""
         return all(column.keys[index] != NO_KEY for column in self.columns for index in range(column.at[row], column.at[row + 1]))
+
+
+def without_rows(catalog: Catalog, samples: Collection[str]) -> Catalog | None:
+    """Return a catalog of a pass without the rows of these samples; None if it has none of them. The others keep their order."""
+    import numpy as np
+
+    if not (gone := rows_of(catalog, samples)):
+        return None
+    rows = np.delete(np.arange(len(catalog)), gone)
+    captions_at, captions = _kept_cells(catalog.captions_at, rows)
+    images: dict[str, tuple[Sequence[int], Sequence[str]]] = {}
+    for role, (at, references) in catalog.images.items():
+        starts, cells = _kept_cells(at, rows)
+        images[role] = starts, _kept_texts(references, cells)
+    return replace(
+        catalog,
+        ids=_kept_texts(catalog.ids, rows),
+        captions_at=captions_at,
+        captions=_kept_texts(catalog.captions, captions),
+        images=images,
+        extras=_kept_texts(catalog.extras, rows),
+        columns=tuple(_kept_column(column, rows) for column in catalog.columns),
+    )
+
+
+def rows_of(catalog: Catalog, samples: Collection[str]) -> list[int]:
+    """Return the rows of these samples. A few are searched in the bytes of all ids, as decoding a million takes a second."""
+    ids = catalog.ids
+    if not isinstance(ids, Strings) or len(samples) > _FEW or "" in samples:
+        return [row for row, sample in enumerate(ids) if sample in samples]
+    text, offsets = ids.as_columns()
+    every = bytes(text)
+    starts = ((sample, at) for sample in samples for at in _found_in(every, sample.encode("utf-8", "surrogatepass")))
+    rows = ((sample, at, bisect_left(offsets, at)) for sample, at in starts)
+    return sorted(row for sample, at, row in rows if row < len(ids) and offsets[row] == at and ids[row] == sample)
+
+
+def cells_of(column: KeyColumn, keys: Collection[Key]) -> list[tuple[int, Key]]:
+    """Return the row of each cell that has one of these keys, with the key."""
+    raw = column.keys
+    if isinstance(raw, Digests) and len(keys) <= _FEW:
+        every = bytes(raw.raw)
+        cells = sorted((at // KEY_BYTES, key) for key in keys for at in _found_in(every, key) if at % KEY_BYTES == 0)
+    else:
+        cells = [(cell, Key(key)) for cell, key in enumerate(raw) if key in keys]
+    return [(bisect_right(column.at, cell) - 1, key) for cell, key in cells]
+
+
+def _found_in(text: bytes, wanted: bytes) -> Iterator[int]:
+    at = text.find(wanted)
+    while at >= 0:
+        yield at
+        at = text.find(wanted, at + 1)
+
+
+def _kept_cells(at: Sequence[int], rows: Any) -> "tuple[memoryview[int], Any]":
+    """Return where the cells of each of these rows begin once the others are gone, and the numbers of these cells."""
+    import numpy as np
+
+    before: Any = np.asarray(at, np.int64)
+    counts: Any = np.diff(before)[rows]
+    starts: Any = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    cells: np.ndarray[Any, Any] = (before[rows] - starts[:-1]).repeat(counts) + np.arange(int(starts[-1]))
+    return _as_numbers(starts), cells
+
+
+def _kept_texts(texts: Sequence[str], cells: Any) -> Sequence[str]:
+    import numpy as np
+
+    if not isinstance(texts, Strings):
+        return take(texts, cells.tolist())
+    text, offsets = texts.as_columns()
+    at = np.asarray(offsets, np.int64)
+    runs = np.split(cells, np.flatnonzero(np.diff(cells) != 1) + 1)  # few are longer than one cell only if most cells go
+    joined = b"".join(text[at[run[0]] : at[run[-1] + 1]] for run in runs if len(run))
+    return Strings(memoryview(joined), _as_numbers(np.concatenate([[0], np.cumsum(np.diff(at)[cells])])))
+
+
+def _kept_column(column: KeyColumn, rows: Any) -> KeyColumn:
+    import numpy as np
+
+    at, cells = _kept_cells(column.at, rows)
+
+    def kept(values: Sequence[int], width: int) -> Sequence[int]:
+        return _as_numbers(np.asarray(values, np.int64).reshape(-1, width)[cells])
+
+    def kept_bytes(values: Sequence[bytes], width: int) -> Sequence[bytes]:
+        return Digests(memoryview(np.frombuffer(run_of(values), np.uint8).reshape(-1, width)[cells].tobytes()), width)
+
+    facts = {name: kept(values, FACTS[name]) for name, values in column.facts.items()}
+    keys, inputs = kept_bytes(column.keys, KEY_BYTES), kept_bytes(column.inputs, INPUT_BYTES)
+    return replace(column, at=at, keys=keys, inputs=inputs, stats=kept(column.stats, 2), facts=facts)
+
+
+def _as_numbers(array: Any) -> "memoryview[int]":
+    return memoryview(array.astype("int64").tobytes()).cast("q")
 
 
 def read_catalog(path: Path, *, generation: int, io: Literal["pread", "mmap"] = "pread") -> Catalog:
@@ -231,6 +363,8 @@ class CatalogStart:
     samples: int
     digest: str
     """As `Catalog.digest`."""
+    line: str
+    """As `Catalog.line`."""
     file_digest: str
     """Of the whole file: only equal files have it."""
 
@@ -241,7 +375,7 @@ def parse_catalog_start(start: bytes, size_bytes: int, name: str, generation: in
     try:
         named, number = _text(table.header["name"]), table.header["generation"]
         [rows] = table.checksums["ids.offsets"][1]
-        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), table.digest)
+        found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), _text(table.header.get("line", "")), table.digest)
         is_home = (encode_name(named), number) == (encode_name(name), generation)
     except (LookupError, TypeError, ValueError) as error:
         raise FormatError(f"{where} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})") from error
@@ -277,6 +411,7 @@ def _parse(table: Table, path: Path) -> Catalog:
             generation=header["generation"],
             listing=header["listing"],
             made=made,
+            line=_text(header.get("line", "")),
             values={_text(name): read_values(table, f"value/{n}", kind) for n, (name, kind) in enumerate(header.get("values", ()))},
             digest=_text(header["digest"]),
             checksums=table.checksums,
@@ -371,8 +506,10 @@ def no_data_set(layout: Layout, name: str, names: Collection[str]) -> BadInput:
 
 
 def list_generations(layout: Layout, name: str) -> list[int]:
-    """The generations of a data set, oldest first."""
-    return sorted(n for n in map(parse_catalog, names_in(layout.catalog_folder(name))) if n is not None)
+    """The generations of a data set, oldest first. Those that `drop` has not removed yet do not count."""
+    names = names_in(layout.catalog_folder(name))
+    dropped = max(filter(None, map(parse_dropped, names)), default=0)
+    return sorted(n for n in map(parse_catalog, names) if n is not None and n > dropped)
 
 
 def last_generation(layout: Layout, name: str) -> int:

@@ -16,6 +16,8 @@ Kind = Literal[
     "wrong-value",
     "bad-index",
     "bad-catalog",
+    "bad-changes",
+    "missing-changes",
     "bad-plan",
     "bad-recipe",
     "bad-list",

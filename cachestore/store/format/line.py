@@ -14,7 +14,7 @@ from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.files.checksum import Buffer
 from cachestore.files.opening import names_in
-from cachestore.files.paths import BlockName, Layout, damaged, parse_block, parse_catalog, parse_dropped, parse_entry
+from cachestore.files.paths import BlockName, Layout, as_stored, damaged, parse_block, parse_catalog, parse_dropped, parse_entry
 from cachestore.files.table import (
     Digests,
     Repeated,
@@ -30,7 +30,7 @@ from cachestore.files.table import (
     string_columns,
 )
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
-from cachestore.store.format.catalog import NO_INPUT, NO_KEY, Catalog, KeyColumn, Kind, kind_of_values, read_catalog
+from cachestore.store.format.catalog import NO_INPUT, NO_KEY, Catalog, KeyColumn, Kind, Made, kind_of_values, read_catalog
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
 
 FORMAT: Final = "cachestore-changes"
@@ -86,6 +86,10 @@ class Entry:
     changes: Changes = field(default_factory=Changes)
     table: Catalog | None = None
     """The rows of a whole table, if they were read."""
+    made: Made | None = None
+    """What makes the data set, if the entry says so: `changes` do, so that a lost table can be made again."""
+    line: str = ""
+    """The id of its line, beside `made`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,18 @@ class Line:
         """The highest number in use."""
         return max(self.dropped, *self.tables, *self.entries, *(block.last for block in self.blocks), 0)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a data set: it has tables, or entries from which they can be made again."""
+        return bool(self.tables or self.entries or self.blocks)
+
+    def has_all(self, number: int, highest: int) -> bool:
+        """Whether no entry above a number up to another is gone."""
+        try:
+            return bool(self.above(number, highest))
+        except FormatError:
+            return False
+
     def above(self, number: int, highest: int) -> list[int | BlockName]:
         """Return the entries above a number up to another, in order, as few files as cover them. Raises FormatError for a gap."""
         ends = {block.first: block for block in sorted(self.blocks) if block.last <= highest}  # of two that begin together the longer one
@@ -118,7 +134,8 @@ class Line:
                 found.append(following)
                 following += 1
             else:
-                raise FormatError(f"entry {following} of the data set {self.name!r} is gone, though entry {highest} came after it")
+                gone = f"entry {following} of the data set {self.name!r} is gone, though entry {highest} came after it"
+                raise FormatError(f"{gone}; run `cachestore repair`")
         return found
 
 
@@ -149,6 +166,7 @@ def encode_entry(name: str, number: int | BlockName, entry: Entry) -> list[Buffe
         "mark": entry.mark,
         "before": entry.before,
         "above": entry.above,
+        **({} if entry.made is None else {"made": entry.made, "line": entry.line}),
     }
     return encode_table(FORMAT, VERSION, {**header, "parts": [*parts]}, columns)
 
@@ -198,12 +216,14 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> Entry:
         what: Any = header["what"]
         mark, before = str(header["mark"]), str(header["before"])
         above = int(header["above"])
-        is_home = (header["name"], header["number"]) == (name, _as_json(number)) and what in get_args(What)
+        made: Any = header.get("made")
+        is_home = (header["name"], header["number"]) == (as_stored(name), _as_json(number)) and what in get_args(What)
+        is_home = is_home and made in {None, *get_args(Made)}
     except (KeyError, TypeError) as error:
         raise damaged(f"{path} lacks a field of an entry, or has a wrong one ({error})", path) from error
     if not is_home:
         raise damaged(f"{path} is another entry than its name says", path)
-    return Entry(what, mark, before, above)
+    return Entry(what, mark, before, above, made=made, line=str(header.get("line", "")))
 
 
 def _read_part(table: Table, prefix: str, part: str, rows: Sequence[RowChange]) -> bool:
@@ -249,7 +269,8 @@ def lay(catalog: Catalog, changes: Changes) -> Catalog:
     parts = sorted({*before, *(part for _row, change in touched for part in change.parts)})
     columns = [_laid_column(part, before.get(part), kept, touched, len(ids)) for part in parts]
     values = {name: _laid_values(column, kept, len(new)) for name, column in catalog.values.items()}
-    return replace(catalog, ids=ids, columns=tuple(filter(None, columns)), values=values)
+    nothing: dict[str, Any] = {"captions_at": Repeated(0, len(ids) + 1), "extras": Repeated("{}", len(ids))}
+    return replace(catalog, ids=ids, columns=tuple(filter(None, columns)), values=values, **nothing)
 
 
 def _taken(values: Sequence[Any], rows: Any) -> list[Any]:
@@ -298,6 +319,11 @@ def _laid_column(part: str, before: KeyColumn | None, kept: Any, touched: Sequen
     is_one_each = bool((counts == 1).all())
     at_each = range(rows + 1) if is_one_each else memoryview(starts.tobytes()).cast("q")
     return made_column(part, at_each, Digests(memoryview(raw.tobytes()), KEY_BYTES))
+
+
+def empty_table(name: str, made: Made, line: str) -> Catalog:
+    """Return the table with which a data set begins. `line` is the id of its line."""
+    return Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made, line=line)
 
 
 def made_column(part: str, at: Sequence[int], keys: Sequence[bytes]) -> KeyColumn:

@@ -164,7 +164,7 @@ class SegmentDraft:
             if len(buffer) < HELD_BYTES:
                 self._copy(buffer)
             else:
-                self._end_chunk()
+                self.end_chunk()
                 self._chunks.append(memoryview(buffer))
                 self.size_bytes += len(buffer)
 
@@ -184,7 +184,7 @@ class SegmentDraft:
     def _copy(self, buffer: Buffer) -> None:
         if size := len(buffer):
             if not self._taken or self._filled + size > len(self._taken[-1]):
-                self._end_chunk()
+                self.end_chunk()
                 self._taken.append(self.blocks.take(size))
                 self._begun = self._filled = 0
             end = self._filled
@@ -192,10 +192,24 @@ class SegmentDraft:
             self._filled = end + size
             self.size_bytes += size
 
-    def _end_chunk(self) -> None:
+    def end_chunk(self) -> None:
+        """Count what was copied last as a chunk. Once no more is added, another thread may `build` while this one calls `find`."""
         if self._filled > self._begun:
             self._chunks.append(self._taken[-1][self._begun : self._filled])
             self._begun = self._filled
+
+    def find(self, key: Key) -> tuple[Specs, memoryview] | None:
+        """Return names, dtypes and shapes of an entry and a copy of its bytes; None if it is not here. Do not call it after `release`."""
+        if key not in self._laid.keys:
+            return None
+        self.end_chunk()
+        number = self._laid.keys.index(key)
+        start, specs = self._laid.starts[number], self._laid.specs[number]
+        end, at, found = start + specs.size_bytes, 0, bytearray()
+        for chunk in self._chunks:
+            found += chunk[max(start - at, 0) : max(end - at, 0)]
+            at += len(chunk)
+        return specs, memoryview(found)
 
     def build(self, *, origin: str = "", edition: int = 0) -> Built:
         """Complete the segment; another `edition` gives another digest. Raises FormatError above the limits, or for a key added twice."""
@@ -213,7 +227,7 @@ class SegmentDraft:
         if edition:
             metadata["edition"] = str(edition)
         header = join_header(_fields_of(names, laid), metadata)
-        self._end_chunk()
+        self.end_chunk()
         chunks: list[Buffer] = [header, *self._chunks]
         offsets = tuple(len(header) + start for start in laid.starts)
         entries = StoredEntries(tuple(laid.keys), offsets, tuple(laid.specs), tuple(laid.checksums), tuple(map(_parsed, laid.metas)))

@@ -198,6 +198,7 @@ class Reader:
 
     def names(self) -> list[str]:
         """Return the names of the store's data sets, sorted."""
+        _ = self.snapshot  # raises if it is closed
         return list_data_sets(self.layout)
 
     def dataset(self, name: str, generation: int | None = None) -> "Rows":
@@ -213,6 +214,7 @@ class Reader:
         """
         from cachestore.store.read.rows import Rows, read_data_set
 
+        _ = self.snapshot  # raises if it is closed
         named, number = as_text("name", name), None if generation is None else as_whole("generation", generation, least=0)
         with noticing_its_end(self.layout):
             return Rows.of(read_data_set(self.layout, named, number))

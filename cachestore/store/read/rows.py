@@ -11,10 +11,11 @@ from cachestore.core.arguments import as_many, as_mapping, as_text, refuse
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import did_you_mean, first_of
-from cachestore.files.paths import BlockName, Layout
+from cachestore.files.paths import BlockName, Layout, damaged
 from cachestore.files.table import Digests, Repeated, offsets_of, run_of
-from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, KeyColumn, Kind, Made, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import NO_KEY, Catalog, KeyColumn, Kind, Made, list_names, read_catalog
 from cachestore.store.format.line import Changes, add_change, lay, list_line, made_column, read_entry, typed_values
+from cachestore.store.read.unfinished import not_there
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,13 +36,13 @@ class Rows:
 
     def __init__(self, ids: Iterable[str], parts: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> None:
         """Raises BadInput for an id that comes twice, or where the lengths differ."""
-        named = ids if isinstance(ids, list | Sequence) else list(as_many("ids", ids, "the ids of samples"))
-        listed = [as_text("an id", one) for one in named]
+        listed = [as_text("an id", one) for one in as_many("ids", ids, "the ids of samples")]
         _check_ids(listed)
         named_parts = as_mapping("parts", parts, "a mapping from parts to keys")
         columns_of_parts = [_column_of_keys(part, keys, len(listed)) for part, keys in named_parts.items()]
         columns_of_parts.sort(key=lambda column: column.encoder)
-        values = {as_text("the name of a column", name): _as_values(name, column, len(listed)) for name, column in (columns or {}).items()}
+        named_columns: Mapping[Any, Any] = {} if columns is None else as_mapping("columns", columns, "a mapping from names to values")
+        values = {as_text("the name of a column", name): _as_values(name, column, len(listed)) for name, column in named_columns.items()}
         self._catalog = _catalog_of(listed, columns_of_parts, values)
 
     @classmethod
@@ -53,9 +54,9 @@ class Rows:
 
     @classmethod
     def read(cls, given: object) -> "Rows":
-        """Return what a caller passes as rows: Rows, or `{id: {part: key or keys}}`. Raises BadInput."""
+        """Return what a caller passes as rows: Rows, or `{id: {part: key or keys}}`. Of a pass, the keys alone. Raises BadInput."""
         if isinstance(given, Rows):
-            return given
+            return cls.of(_bare(given.parts, given.catalog)) if given.catalog.has_sources else given
         rows = as_mapping("rows", given, "cs.Rows, or a mapping {id: {part: key}}")
         ids = [as_text("an id", one) for one in rows]
         cells = [as_mapping(f"rows[{one!r}]", rows[one], "a mapping {part: key}") for one in ids]
@@ -126,7 +127,7 @@ class Rows:
     def columns(self) -> Mapping[str, Sequence[Any]]:
         """The columns by name. Of a data set that `precompute` made: `captions`, the references of each role, and its extra columns."""
         catalog = self._catalog
-        if catalog.made not in HAVE_SOURCES:
+        if not catalog.has_sources:
             return catalog.values
         found: dict[str, Sequence[Any]] = {"captions": [catalog.row_captions(row) for row in range(len(catalog))]}
         for role, (at, references) in catalog.images.items():
@@ -169,11 +170,36 @@ class Rows:
         return self._catalog.columns[self.parts.index(part)]
 
 
-def cell_of(given: object) -> tuple[Key, ...]:
-    """Return the keys of one cell: a key in any form, or several. Raises BadInput."""
-    if isinstance(given, bytes | str):
-        return (Key.parse(given),)
-    return tuple(Key.parse(one) for one in as_many("a key", given, "a key or a list of keys"))
+def cell_of(given: Any) -> tuple[Key, ...]:
+    """Return the keys of one cell: a key in any form, such as a row of an array of keys, or several. Raises BadInput."""
+    if type(given) is Key and given != NO_KEY:  # the usual case, a million times
+        return (given,)
+    several: Any = given
+    if isinstance(given, bytes | bytearray | memoryview | str) or getattr(given, "shape", None) == (KEY_BYTES,):
+        several = [given]
+    return tuple(map(_as_key, as_many("a key", several, "a key or a list of keys")))
+
+
+def _as_key(given: Any) -> Key:
+    if type(given) in {bytearray, memoryview} or str(getattr(given, "dtype", "")) == "uint8":
+        given = bytes(given)
+    key = Key.parse(given)
+    if key == NO_KEY:
+        raise BadInput("a key of zeros says that a row lacks the part: leave the part out, or set it to []", option="rows")
+    return key
+
+
+def _bare(parts: Sequence[str], catalog: Catalog) -> Catalog:
+    """Return a catalog with the keys of another one alone, without its empty cells."""
+    import numpy as np
+
+    columns: list[KeyColumn] = []
+    for part, column in zip(parts, catalog.columns, strict=True):
+        raw = np.frombuffer(run_of(column.keys), np.uint8).reshape(-1, KEY_BYTES)
+        is_there = raw.any(axis=1)
+        at = np.concatenate([[0], np.cumsum(is_there)]).astype(np.int64)[np.asarray(column.at, np.int64)]
+        columns.append(made_column(part, memoryview(at.tobytes()).cast("q"), Digests(memoryview(raw[is_there].tobytes()), KEY_BYTES)))
+    return _catalog_of(catalog.ids, sorted(columns, key=lambda column: column.encoder), {})
 
 
 def _catalog_of(ids: Sequence[str], columns: Sequence[KeyColumn], values: Mapping[str, Sequence[Any]]) -> Catalog:
@@ -199,7 +225,7 @@ def _column_of_keys(part: object, keys: Any, rows: int) -> KeyColumn:
             refuse(f"parts[{named!r}]", f"uint8 of shape [{rows}, {KEY_BYTES}]", f"{keys.dtype} of shape {list(keys.shape)}")
         raw = np.frombuffer(keys.tobytes(), np.uint8).reshape(-1, KEY_BYTES)
     else:
-        joined = b"".join(map(Key.parse, as_many(f"parts[{named!r}]", keys, "keys")))
+        joined = b"".join(NO_KEY if one == NO_KEY else _as_key(one) for one in as_many(f"parts[{named!r}]", keys, "keys"))
         raw = np.frombuffer(joined, np.uint8).reshape(-1, KEY_BYTES)
     if len(raw) != rows:
         raise BadInput(f"the part {named!r} has {len(raw)} keys for {rows} ids", option="rows")
@@ -211,14 +237,18 @@ def _column_of_keys(part: object, keys: Any, rows: int) -> KeyColumn:
 
 
 def _as_values(name: str, column: Any, rows: int) -> Sequence[Any]:
-    listed: list[Any] = column.tolist() if hasattr(column, "tolist") else list(as_many(f"columns[{name!r}]", column, "values"))
+    whole = column.tolist() if hasattr(column, "tolist") else column
+    listed = [one.item() if getattr(one, "shape", None) == () else one for one in as_many(f"columns[{name!r}]", whole, "values")]
     if len(listed) != rows:
         raise BadInput(f"the column {name!r} has {len(listed)} values for {rows} ids", option="columns")
     kinds: set[type] = set(map(type, listed))
     if not (kinds <= {str} or kinds <= {int, float, bool}):
         refuse(f"columns[{name!r}]", "whole numbers, floats or texts", listed)
     kind: Kind = "text" if str in kinds else "float" if float in kinds else "whole"
-    return typed_values(listed if kind == "text" else list(map(float if kind == "float" else int, listed)), kind)
+    try:
+        return typed_values(listed if kind == "text" else list(map(float if kind == "float" else int, listed)), kind)
+    except OverflowError:
+        refuse(f"columns[{name!r}]", "whole numbers of 64 bits, floats or texts", max(listed, key=abs))
 
 
 def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catalog:
@@ -232,22 +262,31 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
         line = list_line(layout, name)
         tables = [n for n in line.tables if number is None or n <= number]
         if not tables:
-            there = [each for each in list_names(layout) if list_line(layout, each).tables]
-            raise no_data_set(layout, name, there) if number is None else _no_number(layout, name, number)
+            if line.is_there and number is None:
+                raise damaged(f"{layout.root}: all tables of the data set {name!r} are missing", layout.catalog(name, line.highest))
+            there = [each for each in list_names(layout) if list_line(layout, each).is_there]
+            raise not_there(layout, name, there) if number is None or name not in there else _no_number(layout, name, number)
+        if number is not None and (number > line.highest or not (line.entries or line.blocks or number in line.tables)):
+            raise _no_number(layout, name, number)
         last = line.highest if number is None else number
-        if last > line.highest:
+        if last > line.highest or (last not in line.tables and last < line.tables[-1] and not line.has_all(tables[-1], last)):
             raise _no_number(layout, name, last)
         try:
             return _read_state(layout, name, tables[-1], line.above(tables[-1], last), last)
         except FileNotFoundError as gone:  # a newer table covers it, and it was removed
             error = gone
+        except FormatError as gap:
+            if last < line.tables[-1] and number not in {*line.entries, *tables}:  # `gc` or `forget` removed it
+                raise _no_number(layout, name, last) from gap
+            raise
     raise FormatError(
         f"the data set {name!r} in {layout.shown} changed {_TRIES} times while it was read; run the same command again"
     ) from error
 
 
 def _no_number(layout: Layout, name: str, number: int) -> BadInput:
-    return BadInput(f"{layout.shown}: the data set {name!r} has no generation {number}", option="generation")
+    there = first_of(map(str, reversed(list_line(layout, name).tables))) or "none"
+    return BadInput(f"{layout.shown}: the data set {name!r} has no generation {number} (any more); it has {there}", option="generation")
 
 
 def _read_state(layout: Layout, name: str, table: int, entries: Sequence[int | BlockName], last: int) -> Catalog:
@@ -268,8 +307,11 @@ def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = 
     """The newest state of a data set that can be read, or None: as it is now, or else an older generation."""
     line = list_line(layout, name)
     if line.entries or line.blocks:
-        with suppress(BadInput, FormatError, OSError):
+        with suppress(FormatError, OSError, BadInput):
             return read_data_set(layout, name)
+        for table in reversed(line.tables[:-1]):  # the newest one is damaged, but these entries may give the same rows
+            with suppress(FormatError, OSError, BadInput):
+                return _read_state(layout, name, table, line.above(table, line.highest), line.highest)
     for generation in reversed(line.tables):
         with suppress(FormatError, OSError):
             return read_catalog(layout.catalog(name, generation), generation=generation, io=io)

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
 from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
-from cachestore.store.format.catalog import Catalog, list_names
-from cachestore.store.read.rows import newest_catalog
+from cachestore.store.format.catalog import Catalog, Made
+from cachestore.store.format.line import list_line
+from cachestore.store.read.rows import newest_catalog, read_data_set
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
+from cachestore.store.read.unfinished import list_data_sets
 
 _ROWS: Final = 10_000
 """How many rows are looked up at once."""
@@ -32,6 +35,8 @@ class CatalogStats:
     """The name of each key column: `encoder/role`, with `@resolution` if there are several."""
     prompts: int = 0
     """Prompts for validation whose texts were encoded."""
+    made: Made = "precompute"
+    """What made it."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,6 +50,8 @@ class StoreStats:
     """Number of the index, -1 without one."""
     recipes: tuple[str, ...]
     catalogs: tuple[CatalogStats, ...]
+    unreadable: tuple[str, ...] = ()
+    """Data sets that cannot be read as they are now: `verify` says why. An older generation is among `catalogs`, if one can be read."""
 
     __repr__ = in_short
 
@@ -61,13 +68,29 @@ def stats(path: str | Path) -> StoreStats:
     recipes = [fingerprint for fingerprint in map(parse_recipe, names_in(layout.recipes)) if fingerprint]
     with closing(load_snapshot(layout)) as snapshot:
         found = count_snapshot(snapshot, newest, recipes)
+    unreadable = unreadable_names(layout, newest)
     check_for_reading(layout)
-    return found
+    return replace(found, unreadable=tuple(unreadable))
 
 
 def newest_catalogs(layout: Layout) -> list[Catalog]:
-    """Return the newest readable catalog of each data set."""
-    return [catalog for name in list_names(layout) if (catalog := newest_catalog(layout, name)) is not None]
+    """Return the newest readable catalog of each data set, sorted by name."""
+    return [catalog for name in list_data_sets(layout) if (catalog := newest_catalog(layout, name)) is not None]
+
+
+def unreadable_names(layout: Layout, newest: Iterable[Catalog]) -> list[str]:
+    """Return the data sets that cannot be read as they are now. `newest` are the newest states that can."""
+    read = {catalog.name: catalog.generation for catalog in newest}
+    names: list[str] = []
+    for name in list_data_sets(layout):
+        if read.get(name, -1) < list_line(layout, name).highest:  # or it has grown meanwhile
+            try:
+                read_data_set(layout, name)
+            except BadInput:  # dropped meanwhile
+                pass
+            except (FormatError, OSError):
+                names.append(name)
+    return names
 
 
 def count_snapshot(snapshot: Snapshot, catalogs: Iterable[Catalog], recipes: Iterable[str]) -> StoreStats:
@@ -92,4 +115,6 @@ def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
         asked = [key for keys in rows for key in keys if key is not None]
         there = {key for key, locations in zip(asked, snapshot.find(asked), strict=True) if locations}
         complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which `there` never has
-    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()), len(catalog.prompts))
+    return CatalogStats(
+        catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()), len(catalog.prompts), catalog.made
+    )

@@ -13,6 +13,7 @@ from cachestore.core.spelling import option
 from cachestore.core.words import first_of, listed
 from cachestore.files.paths import Layout
 from cachestore.store.format.catalog import list_generations, list_names, no_data_set
+from cachestore.store.format.line import list_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ def again_in(store: Path, name: str) -> str:
 
 
 def list_data_sets(layout: Layout) -> list[str]:
-    """Return the names of the data sets that have a generation, sorted. Those that were dropped have none."""
-    return sorted(name for name in list_names(layout) if list_generations(layout, name))
+    """Return the names of the data sets, sorted: those that have a generation, or entries. Those that were dropped have none."""
+    return sorted(name for name in list_names(layout) if list_line(layout, name).is_there)
 
 
 def list_unfinished(layout: Layout) -> list[Unfinished]:

@@ -19,7 +19,7 @@ from cachestore.files.failpoints import failpoint
 from cachestore.files.opening import status_of
 from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
-from cachestore.store.format.entry import Entry, make_entry
+from cachestore.store.format.entry import Entry, make_entry, split
 from cachestore.store.format.locations import Location
 from cachestore.store.format.marked import marked_segments
 from cachestore.store.format.segment import ENTRY_LIMIT, SegmentContents, SegmentDraft, draft_of
@@ -135,6 +135,15 @@ class Appender:
             self._collect(entry)
         return self._taken()
 
+    def find(self, key: Key) -> dict[str, RawTensor] | None:
+        """Return the tensors of an entry that is not acknowledged yet, copied; None for any other."""
+        self.check_process()
+        if key not in self._keys:
+            return None
+        drafts = (self._draft, *(closed.draft for closed in self._closed))
+        specs, run = next(found for found in (draft.find(key) for draft in drafts) if found is not None)
+        return split(specs, run)
+
     @property
     def is_due(self) -> bool:
         """Whether the collected entries have waited for `limits.age_seconds`."""
@@ -196,6 +205,7 @@ class Appender:
             self._end()
 
     def _replaced(self) -> _Closed:
+        self._draft.end_chunk()  # a thread that builds the segment then changes nothing that `find` reads
         closed = _Closed(self._draft)
         self._draft, self._header_bytes = SegmentDraft(closed.draft.blocks), 0
         return closed

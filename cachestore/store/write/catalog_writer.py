@@ -11,7 +11,7 @@ from cachestore.files.paths import Layout
 from cachestore.files.publish import publish
 from cachestore.files.records import encode_record
 from cachestore.files.table import Column, digest_column, encode_table, number_column, string_columns
-from cachestore.store.format.catalog import FACTS, FORMAT, HAVE_SOURCES, VERSION, Catalog, encode_values, last_generation
+from cachestore.store.format.catalog import FACTS, FORMAT, VERSION, Catalog, encode_values
 
 DROPPED_FORMAT: Final = "cachestore-dropped"
 DROPPED_VERSION: Final = 1
@@ -47,7 +47,7 @@ def _stats(catalog: Catalog) -> list[Column]:
 
 def draft_of(catalog: Catalog) -> Draft:
     """Encode the header and columns of a catalog. Writes no file."""
-    has_sources = catalog.made in HAVE_SOURCES
+    has_sources = catalog.has_sources
     columns: dict[str, Column] = string_columns("ids", catalog.ids)
     if has_sources:
         columns |= {"captions/at": number_column(catalog.captions_at), **string_columns("captions", catalog.captions)}
@@ -85,13 +85,18 @@ def draft_of(catalog: Catalog) -> Draft:
             for column in catalog.columns
         ],
     }
+    if catalog.line:
+        header["line"] = catalog.line
     if catalog.texts:
         header["texts"] = dict(catalog.texts)
     if kinds:
         header["values"] = kinds
     if catalog.prompts:
         header["prompts"] = [list(pair) for pair in catalog.prompts]
-    described = {name: header[name] for name in ("name", "made", "recipes", "roles", "columns", "texts", "values") if name in header}
+    names = ("name", "made", "line", "recipes", "roles", "columns", "texts", "values")
+    described = {name: header[name] for name in names if name in header}
+    if has_sources:  # a pass that makes the rows of an imported data set publishes nothing
+        described["made"] = "precompute"
     rows = {name: digest_of([raw]) for name, (_dtype, _shape, raw) in columns.items() if not name.endswith("/stat")}
     header["digest"] = digest_of([canonical(described), canonical(rows)])
     return Draft(catalog, header, columns)
@@ -114,10 +119,7 @@ def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str
     return draft.digest == digest
 
 
-def mark_dropped(layout: Layout, name: str) -> None:
-    """Record the highest generation of a data set, durably. So no number is used again: a pinned one never means another catalog."""
-    generation = last_generation(layout, name)
-    if generation == 0:
-        return
+def mark_dropped(layout: Layout, name: str, generation: int) -> None:
+    """Record that a data set was dropped up to a number, durably. So none is used again: a pinned one never means another catalog."""
     record = encode_record(DROPPED_FORMAT, DROPPED_VERSION, {"generation": generation})
     publish(layout, layout.dropped(name, generation), [record], read_only=True)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.arguments import as_mapping, as_text, refuse
-from cachestore.core.errors import FormatError, MissingEntry
+from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
@@ -33,13 +33,13 @@ class Files:
                 files.save("cat_latents", {"latents": tensor}, {"size": [1024, 768]})
             latents = files.load("cat_latents")["latents"]
 
-    Paths are names: slashes separate parts, and nothing is read from or written to them. Belongs to one process and one thread.
+    Paths are names: slashes separate parts, and nothing is read from or written to them. Belongs to one process; threads may share it.
     """
 
     def __init__(self, store: "Store", name: str) -> None:
         """Open or make the files of this name. Raises BadInput if a data set of another kind has the name."""
-        self._store, self.name = store, as_text("name", name)
-        self._session = Session(store, self.name, made="files")
+        self._session = Session(store, name, made="files")
+        self._store, self.name = store, self._session.name
         self._keys: dict[str, Key] = {}
         self._number = -1
         """The number of the last entry that `_keys` has; -1 before the first look."""
@@ -56,9 +56,15 @@ class Files:
         contents = [bytes(raw[tensor][2]) for tensor in sorted(raw)]
         content = digest_parts("cachestore-files", self.name, canonical(specs), canonical(value), *contents)
         key = Key(content[:KEY_BYTES])
-        if key not in self._store:
-            self._session.put(key, raw, value)
         self._session.set(_name_of(path), **{_PART: key})
+        if key in self._store:
+            try:
+                self._session.flush()
+            except BadInput:  # `gc` has removed the value since the store was opened or refreshed here
+                self._store.refresh()
+            else:
+                return
+        self._session.put(key, raw, value)
         self._session.flush()
 
     def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
@@ -105,8 +111,9 @@ class Files:
 
     def _look(self) -> Mapping[str, Key]:
         """Return the key of each path now: reads only entries that are new."""
+        _ = self._store.snapshot  # raises if it is closed
         layout = self._store.layout
-        with noticing_its_end(layout):
+        with self._session.lock, noticing_its_end(layout):
             line = list_line(layout, self.name)
             if line.highest == self._number:
                 return self._keys

@@ -4,36 +4,49 @@ docs/design/publish.md has the protocol, and what a crash leaves.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from cachestore.core.arguments import as_mapping, as_text
-from cachestore.core.errors import BadInput, CorruptEntry, FormatError, Incomplete, MissingEntry
+from cachestore.core.errors import (
+    BadInput,
+    CacheStoreError,
+    CorruptEntry,
+    FormatError,
+    Incomplete,
+    MissingEntry,
+    Superseded,
+    WriteFailed,
+)
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import first_of, noun, plural
+from cachestore.files.locks import locked
 from cachestore.files.marker import noticing_its_end
-from cachestore.files.paths import BlockName, Layout, encode_name
+from cachestore.files.paths import BlockName, Layout, as_stored
 from cachestore.files.publish import publish, publish_link
-from cachestore.files.table import Digests, open_table, read_header
+from cachestore.files.table import Digests, open_table, read_header, run_of
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
+from cachestore.store.format.catalog import HAVE_SOURCES, MADE, Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
-from cachestore.store.format.catalog import Catalog, Kind, Made, kind_of_values
 from cachestore.store.format.line import (
     BLOCKS,
     FILLERS,
     OWNER,
     SESSION,
+    Cells,
     Changes,
     Entry,
     Line,
     RowChange,
     add_change,
+    empty_table,
     encode_entry,
     lay,
     list_line,
@@ -41,32 +54,46 @@ from cachestore.store.format.line import (
     read_start,
     typed_values,
 )
+from cachestore.store.format.line import FORMAT as CHANGES_FORMAT
+from cachestore.store.format.line import VERSION as CHANGES_VERSION
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.reader import AnyKey
-from cachestore.store.read.rows import Rows, cell_of, read_data_set
+from cachestore.store.read.rows import Rows, cell_of, newest_catalog, read_data_set
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.read.unfinished import list_unfinished
 from cachestore.store.write.append import Appender
-from cachestore.store.write.catalog_writer import Draft, draft_of, publish_draft
+from cachestore.store.write.catalog_writer import Draft, draft_of, mark_dropped, publish_draft
+from cachestore.store.write.commit import publish_recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cachestore.store.write.writer import Store
 
-MADE: Final[Mapping[str, str]] = {
-    "precompute": "was made by `cachestore precompute`",
-    "imported": "was imported from another trainer",
-    "published": "was published by a program",
-    "files": "holds files",
-}
-"""What made a data set, in words."""
 KINDS: Final[Mapping[Kind, str]] = {"whole": "whole numbers", "float": "floats", "text": "texts"}
 
 _TABLE_ROWS: Final = 4096
 """A flush makes no table for fewer rows than this."""
+_BEGIN_TRIES: Final = 20
+"""How often a session looks whether there is a data set, while others begin and drop it."""
 _TRIES: Final = 10_000
 """How often a flush tries to get a number, while others are faster."""
+_UPDATE_TRIES: Final = 100
+"""How often new columns are laid over rows while others publish. Each try reads and writes the whole table."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What a flush publishes, or has tried to publish, as one entry."""
+
+    changes: Changes = field(default_factory=Changes)
+    mark: str = field(default_factory=lambda: secrets.token_hex(16))
+    number: int = 0
+    """The last number that it tried; 0 before it tried one."""
+
+
+_REPLACE_TRIES: Final = 20
+"""How often rows are compared again because others published."""
 
 
 class Session:
@@ -76,25 +103,29 @@ class Session:
             session.put(key, {"features": tensor})
             session.set("cat", dino=key)
 
-    The end of the block flushes, unless it raised; what was flushed before stays. Belongs to one process and one thread.
+    The end of the block flushes, unless it raised; what was flushed before stays. Belongs to one process. Threads may share it: each
+    flush publishes what all of them have set.
     """
 
     def __init__(self, store: "Store", name: str, *, made: Made = "published") -> None:
         """Begin a data set, or go on with one. Raises BadInput if something else made it, or is making it."""
-        self._store, self.name = store, as_text("name", name)
-        encode_name(self.name)  # raises for a name that cannot be
+        self._store, self.name = store, as_stored(as_text("name", name))
+        self._made: Made = made
         self._appender = Appender(store.layout, origin=f"{SESSION}{secrets.token_hex(16)}")
         self._changes = Changes()
-        self._mark = secrets.token_hex(16)
-        self._tried = 0
-        """The number that the last attempt of a flush took; 0 if none failed."""
-        self._began = _begin(store.layout, self.name, made)
+        """Since the last flush began."""
+        self._attempt = _Attempt()
+        """Of a flush that failed or was interrupted: its entry may be there all the same."""
+        self.lock = threading.RLock()
+        self._began, self._line = begin(store.layout, self.name, made)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it. Else as `Writer.put`."""
         named = as_mapping("tensors", tensors, "a mapping from names to tensors")
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
-        self._show(self._appender.put(Key.parse(key), to_raw(named), {**value, OWNER: self.name}))
+        self._appender.check_process()
+        with self.lock:
+            self._show(self._appender.put(Key.parse(key), to_raw(named), {**value, OWNER: self.name}))
 
     def set(self, sample: str, /, **parts: "AnyKey | Sequence[AnyKey]") -> None:
         """Set parts of a row: each to a key, to several, or to none. Parts that are not named stay. A new row comes last."""
@@ -103,12 +134,15 @@ class Session:
             raise BadInput("set needs at least one part: session.set(id, part=key)", option="parts")
         if not as_text("an id", sample):
             raise BadInput("an id is empty: give each row an id", option="sample")
-        add_change(self._changes, sample, RowChange(parts={part: cell_of(keys) for part, keys in parts.items()}))
+        change = RowChange(parts={part: cell_of(keys) for part, keys in parts.items()})
+        with self.lock:
+            add_change(self._changes, sample, change)
 
     def remove(self, sample: str) -> None:
         """Remove a row. A row that is not there is no error."""
         self._appender.check_process()
-        add_change(self._changes, as_text("an id", sample), RowChange(is_removed=True))
+        with self.lock:
+            add_change(self._changes, as_text("an id", sample), RowChange(is_removed=True))
 
     def flush(self) -> int:
         """Publish what was put, set and removed since the last flush. When this returns, it is durable, and visible to every process.
@@ -117,24 +151,37 @@ class Session:
         WriteFailed if the disk refused. Then nothing is published, and what was set is kept for the next flush.
         """
         layout = self._store.layout
-        with noticing_its_end(layout):
+        self._appender.check_process()
+        with self.lock, noticing_its_end(layout):
             self._show(self._appender.close_segment())
-            if not self._changes:
+            changes = Changes() if self._is_there(self._attempt) else self._attempt.changes
+            for sample, change in self._changes.items() if changes else ():
+                add_change(changes, sample, change)
+            changes = changes or self._changes
+            self._attempt, self._changes = _Attempt(changes), Changes()
+            if not changes:
                 return list_line(layout, self.name).highest
-            number = self._tried if self._is_there(self._tried) else self._link()
-            above = read_start(layout, self.name, number).above
-            self._changes, self._mark, self._tried = Changes(), secrets.token_hex(16), 0
-            make_blocks(layout, self.name, number)
-            if above >= _TABLE_ROWS and 2 * above >= _table_rows(layout, self.name):
-                make_table(layout, self.name)
+            number = self._link(self._attempt)
+            self._attempt = _Attempt()
+            _fold(layout, self.name, number, least_rows=_TABLE_ROWS, share=2)
         return number
+
+    def publish(self, changes: Changes) -> int:
+        """Flush these changes too, and return the number of the entry."""
+        with self.lock:
+            for sample, change in changes.items():
+                add_change(self._changes, sample, change)
+        return self.flush()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether rows were set or removed since the last flush."""
+        return bool(self._changes or self._attempt.changes)
 
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
-        self.flush()
-        above = rows_above(self._store.layout, self.name)
-        if above and 8 * above >= _table_rows(self._store.layout, self.name):
-            make_table(self._store.layout, self.name)
+        number = self.flush()
+        _fold(self._store.layout, self.name, number, least_rows=1, share=8)
 
     def __enter__(self) -> "Self":
         self._appender.__enter__()
@@ -146,6 +193,7 @@ class Session:
                 self.close()
             else:
                 self._appender.discard()
+                self._changes, self._attempt = Changes(), _Attempt()
         finally:
             self._appender.__exit__(kind, error, trace)
 
@@ -153,28 +201,30 @@ class Session:
         if published:
             self._store.take_newer({segment.digest: segment.contents for segment in published})
 
-    def _is_there(self, number: int) -> bool:
+    def _is_there(self, attempt: _Attempt) -> bool:
         """Whether an attempt that failed has published its entry all the same."""
+        layout, number = self._store.layout, attempt.number
         try:
-            return number > 0 and read_start(self._store.layout, self.name, number).mark == self._mark
+            is_its = number > 0 and read_start(layout, self.name, number).mark == attempt.mark
+            return is_its and _is_in_line(layout, self.name, number, attempt.mark)
         except (FormatError, OSError):
             return False
 
-    def _link(self) -> int:
-        """Publish the changes as the next entry of the line, and return its number."""
-        layout, changes = self._store.layout, self._changes
+    def _link(self, attempt: _Attempt) -> int:
+        """Publish changes as the next entry of the line, and return its number."""
+        layout, changes = self._store.layout, attempt.changes
         keys = [key for change in changes.values() for cells in change.parts.values() for key in cells]
 
         def samples_of(lost: set[Key]) -> list[str]:
             return [sample for sample, change in changes.items() if any(lost.intersection(cells) for cells in change.parts.values())]
 
         def publish_as(number: int, before: Entry) -> bool:
-            self._tried = number
-            entry = Entry("changes", self._mark, before.mark, before.above + len(changes), changes)
+            attempt.number = number
+            entry = Entry("changes", attempt.mark, before.mark, before.above + len(changes), changes, made=self._made, line=self._line)
             return publish(layout, layout.entry(self.name, number), encode_entry(self.name, number, entry), read_only=True)
 
         named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), samples_of)
-        return _link_entry(self._store, _Next(self.name, self._began, self._mark, publish_as), named)
+        return _link_entry(self._store, _Next(self.name, self._began, attempt.mark, publish_as), named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +253,18 @@ def _link_entry(store: "Store", entry: _Next, named: _Named) -> int:
     layout = store.layout
     for _try in range(_TRIES):
         line = list_line(layout, entry.name)
-        if line.dropped > entry.began:
+        last = _last_entry(layout, line)
+        if line.dropped > entry.began or last.what == "dropped":
             raise BadInput(f"the data set {entry.name!r} in {layout.root} was dropped meanwhile: begin a new session", option="name")
         _check_keys(store, entry.name, named)
         number = line.highest + 1
-        if entry.publish_as(number, _last_entry(layout, line)) and _is_in_line(layout, entry.name, number, entry.mark):
+        if entry.publish_as(number, last) and _is_in_line(layout, entry.name, number, entry.mark):
             return number
-    raise _too_busy(layout, entry.name)
+    raise _too_busy(layout, entry.name, _TRIES)
 
 
-def _too_busy(layout: Layout, name: str) -> Incomplete:
-    return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {_TRIES} times; run the same again")
+def _too_busy(layout: Layout, name: str, tries: int = _TRIES) -> Incomplete:
+    return Incomplete(f"the data set {name!r} in {layout.root}: others published faster, {tries} times; run the same again")
 
 
 def _last_entry(layout: Layout, line: Line) -> Entry:
@@ -232,10 +283,12 @@ def _last_entry(layout: Layout, line: Line) -> Entry:
 def _is_in_line(layout: Layout, name: str, number: int, mark: str) -> bool:
     """Whether a published entry is part of the line: it is the last, or the next one names it.
 
-    If not, this process slept while others went on, and its number was free because what they had published there was removed.
+    If not, this process slept while others went on, and its number was free because what they had published there was removed. The number
+    of the newest table stays taken, as no entry of that number is removed.
     """
-    if list_line(layout, name).highest == number:
-        return True
+    line = list_line(layout, name)
+    if line.highest == number or number <= line.dropped:
+        return number > line.dropped
     try:
         return read_start(layout, name, number + 1).before == mark
     except FileNotFoundError:
@@ -247,13 +300,22 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
 
     Call it after the line was listed: then a collector that marked a segment since takes the number, or reads this entry.
     """
+    if lost := _copy_marked(store, named.keys):
+        samples = named.samples_of(lost)
+        rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
+        where = f"not in {store.layout.root}: {first_of(map(repr, samples))} with {first_of(sorted(lost))}"
+        raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
+
+
+def _copy_marked(store: "Store", keys: "np.ndarray[Any, np.dtype[np.uint8]]") -> set[Key]:
+    """Copy the values that are in marked segments alone. Returns the keys that are nowhere."""
     layout = store.layout
     with closing(load_snapshot(layout, earlier=store.snapshot, for_planning=True)) as snapshot:
-        doubtful = named.keys[~held_keys(snapshot, named.keys)]
-    if not len(doubtful):
-        return
-    store.refresh()
+        doubtful = keys[~held_keys(snapshot, keys)]
     lost: set[Key] = set()
+    if not len(doubtful):
+        return lost
+    store.refresh()
     with Appender(layout, origin=f"{SESSION}{secrets.token_hex(16)}") as appender:
         for key in dict.fromkeys(map(Key, Digests(memoryview(doubtful.tobytes()), KEY_BYTES))):
             try:
@@ -263,67 +325,197 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
                 lost.add(key)
         appender.close_segment()
     store.refresh()
-    if lost:
-        samples = named.samples_of(lost)
-        rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
-        where = f"not in {layout.root}: {first_of(map(repr, samples))} with {first_of(sorted(lost))}"
-        raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
+    return lost
 
 
-def _begin(layout: Layout, name: str, made: Made) -> int:
-    """Return the highest number of a data set of this kind, which is begun with an empty table if there is none. Raises BadInput."""
-    while True:
+def begin(layout: Layout, name: str, made: Made) -> tuple[int, str]:
+    """Return the highest number and the id of the line of a data set of this kind, which is begun with an empty table if there is none.
+
+    Raises BadInput if something else made it, or is making it, and FormatError if all its tables are lost: an empty one above its entries
+    would hide them.
+    """
+    for _try in range(_BEGIN_TRIES):
         line = list_line(layout, name)
-        there = kind_of(layout, name)
-        if there is not None and there != made:
-            why = f"the data set {name!r} in {layout.root} {MADE[there]}"
-            raise BadInput(f"{why}: choose another name, or drop it", option="name")
+        there = newest_header(layout, name)
+        if there is not None and _last_entry(layout, line).what == "dropped":
+            mark_dropped(layout, name, line.highest)  # `drop` was killed after it ended the line
+            continue
+        if there is not None and there["made"] != made:
+            raise _of_another_kind(layout, name, there["made"])
         if there is not None:
-            return line.highest
+            return line.highest, there.get("line", "")
+        if line.tables or line.entries or line.blocks:  # dropped meanwhile
+            continue
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):
             raise BadInput(f"{layout.root}: {unfinished.in_words(layout)}; choose another name for what you publish", option="name")
-        publish_draft(layout, draft_of(Catalog(name, {}, {}, [], [0], [], {}, [], (), made=made)), after=line.highest)
+        empty = empty_table(name, made, secrets.token_hex(16))
+        publish_draft(layout, draft_of(empty), after=line.highest)
+    lost = f"the data set {name!r} in {layout.root} has entries, but every generation of it is gone"
+    raise FormatError(f"{lost}: run {layout.command('repair')}, or put one back from a copy of the store")
 
 
 def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> int:
     """Publish a whole table: these rows alone, or with `update` these over what is there. Returns the generation."""
-    layout, given, mark = store.layout, Rows.read(rows), secrets.token_hex(16)
+    layout, name, given = store.layout, as_stored(name), Rows.read(rows)
     named = _Named(np.concatenate([np.empty((0, KEY_BYTES), np.uint8), *(given.lists(part)[1] for part in given.parts)]), given.samples_of)
-    _check_keys(store, name, named)
-    began = _begin(layout, name, "published")
-    while True:
-        before = read_data_set(layout, name)
-        table = _laid_over(before, given) if update else given.catalog
-        draft = draft_of(replace(table, name=name, made="published"))
+    if update:
+        _check_cells(rows, given)
+    if not update or newest_header(layout, name) is None:
+        _check_keys(store, name, named)  # before a data set is begun
+    changes = _changes_of(given) if update else {}
+    if update and not given.catalog.values and all(change.parts for change in changes.values()):
+        number = Session(store, name).publish(changes)
+        with suppress(WriteFailed):  # it is published: the next fold makes the table
+            return make_table(layout, name)
+        return number
+    began, line = begin(layout, name, "published")
 
-        def publish_as(number: int, last: Entry, draft: Draft = draft, read: int = before.generation) -> bool:
-            if update and number != read + 1:
+    def table_over(before: Catalog | None) -> Catalog:
+        table = given.catalog if before is None else _laid_over(before, given, changes)
+        return replace(table, name=name, made="published", line=line)
+
+    return _publish_table(store, name, began, named, table_over, is_alone=not update)
+
+
+def publish_without(store: "Store", name: str, samples: Collection[str]) -> int:
+    """Publish a data set that a session made as a whole table without these samples, which no entry names then. Returns the generation."""
+    removed = {sample: RowChange(is_removed=True) for sample in samples}
+    named = _Named(np.empty((0, KEY_BYTES), np.uint8), lambda _lost: [])
+    began = list_line(store.layout, name).highest
+    return _publish_table(store, name, began, named, lambda before: lay(before, removed))
+
+
+def _publish_table(
+    store: "Store", name: str, began: int, named: _Named, table_over: Callable[[Any], Catalog], *, is_alone: bool = False
+) -> int:
+    """Publish a whole table as the next entry, made from the rows before it, and the same file as a generation. Returns its number.
+
+    If another process publishes meanwhile, the table is made anew, unless it `is_alone`: made without the rows before it, which are None.
+    """
+    layout, mark = store.layout, secrets.token_hex(16)
+    for _try in range(_UPDATE_TRIES):
+        before = None if is_alone else read_data_set(layout, name)
+        draft = draft_of(table_over(before))
+
+        def publish_as(number: int, last: Entry, draft: Draft = draft, before: Catalog | None = before) -> bool:
+            if before is not None and number != before.generation + 1:
                 raise _Overtaken
-            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": 0})
+            chunks = draft.chunks(number, entry={"what": "whole", "mark": mark, "before": last.mark, "above": max(1, len(draft.catalog))})
             return publish(layout, layout.entry(name, number), chunks, read_only=True)
 
         with suppress(_Overtaken):
             number = _link_entry(store, _Next(name, began, mark, publish_as), named)
+            with suppress(WriteFailed):
+                publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
+            return number
+    raise _too_busy(layout, name, _UPDATE_TRIES)
+
+
+def _check_cells(rows: Any, given: Rows) -> None:
+    """Raise BadInput if a mapping has an empty cell: laid over a row, it would not say whether the part stays."""
+    for part, column in zip(given.parts, given.catalog.columns, strict=True) if isinstance(rows, Mapping) else ():
+        for row, sample in enumerate(given.ids):
+            if column.count(row) == 0 and part in rows[sample]:
+                takes = f"`session.set({sample!r}, {part}=[])` takes the part away, and leaving it out lets it stay"
+                raise BadInput(f"rows[{sample!r}][{part!r}] has no key: {takes}", option="rows")
+
+
+def _changes_of(given: Rows) -> Changes:
+    """Return the cells that rows have as changes."""
+    parts = [(part, column.row_keys) for part, column in zip(given.parts, given.catalog.columns, strict=True)]
+    changes: Changes = {}
+    for row, sample in enumerate(given.ids):
+        cells = {part: tuple(key for key in keys_of(row) if key is not None) for part, keys_of in parts}
+        changes[sample] = RowChange(parts={part: keys for part, keys in cells.items() if keys})
+    return changes
+
+
+def replace_rows(store: "Store", name: str, part: str, rows: Mapping[str, Cells]) -> int:
+    """Make a data set have these rows alone, with this part alone. Returns the number of its last entry.
+
+    Only what differs from the rows that are there is flushed, so one change among a million rows is a small file. Columns stay. If others
+    publish at the same time, it is compared again. Raises as `Session.flush`, and Incomplete if others do not stop.
+    """
+    session = Session(store, name)  # not in a block, whose end would make a table: after few changes each would be kept for 30 days
+    for _try in range(_REPLACE_TRIES):
+        before = read_data_set(store.layout, name)
+        there = {sample: row for row, sample in enumerate(before.ids)}
+        for sample in there:
+            if sample not in rows:
+                session.remove(sample)
+        parts = [(column.encoder, column.row_keys) for column in before.columns]
+        for sample, keys in rows.items():
+            row = there.get(sample)
+            had = {} if row is None else {named: tuple(filter(None, keys_of(row))) for named, keys_of in parts}
+            if row is None or {named: cells for named, cells in had.items() if cells} != ({part: keys} if keys else {}):
+                session.set(sample, **{**dict.fromkeys(had, ()), part: keys})
+        if not session.has_changes:
+            return before.generation
+        session.flush()
+    raise _too_busy(store.layout, name, _REPLACE_TRIES)
+
+
+def publish_known(store: "Store", name: str, read: Callable[[], Catalog]) -> int:
+    """Publish the rows that are still known of a damaged data set as a whole table, and return its number. For `repair`.
+
+    `read` returns them with the highest number of the line. Values that are nowhere stay named: `verify` says so.
+    """
+    layout, mark = store.layout, secrets.token_hex(16)
+    for _try in range(_TRIES):
+        line, catalog = list_line(layout, name), read()
+        if line.highest != catalog.generation:
+            continue
+        for column in catalog.columns:
+            _copy_marked(store, np.frombuffer(run_of(column.keys), np.uint8).reshape(-1, KEY_BYTES))
+        number, before = line.highest + 1, ""
+        with suppress(FormatError):
+            before = _last_entry(layout, line).mark
+        entry: dict[str, Json] = {"what": "whole", "mark": mark, "before": before, "above": max(1, len(catalog))}
+        chunks = draft_of(catalog).chunks(number, entry=entry)
+        if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
             publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
+    raise _too_busy(layout, name)
+
+
+def publish_catalog(store: "Store", catalog: Catalog, keys: Collection[Key], compare: Callable[[Catalog], object]) -> Catalog:
+    """Publish a data set that was made elsewhere, with its recipes, unless its newest generation is the same. Returns it as it is there.
+
+    `keys` are all that it names. `compare` gets the newest generation, if there is one, and raises if this must not follow it. Raises
+    BadInput for keys that are not in the store, Superseded if a newer listing was published, Incomplete if others do not stop.
+    """
+    layout, name, draft = store.layout, catalog.name, draft_of(catalog)
+    named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), Rows.of(catalog).samples_of)
+    for recipe in catalog.recipes.values():
+        publish_recipe(layout, recipe)
+    for _try in range(_UPDATE_TRIES):
+        last = list_line(layout, name).highest  # before the rest: what is published from here on takes the number
+        check_no_session(layout, name)
+        previous = newest_catalog(layout, name)
+        if previous is not None and previous.listing > catalog.listing:
+            raise Superseded(f"another run published the data set {name!r} meanwhile: run the same command again")
+        if previous is not None:
+            compare(previous)
+        _check_keys(store, name, named)
+        if previous is not None and (draft.digest, tuple(catalog.prompts)) == (previous.digest, tuple(previous.prompts)):
+            return replace(catalog, generation=previous.generation, digest=draft.digest)
+        if publish_draft(layout, draft, after=last):
+            return replace(catalog, generation=last + 1, digest=draft.digest)
+    raise _too_busy(layout, name, _UPDATE_TRIES)
 
 
 class _Overtaken(Exception):
     """Another process published since the rows were read."""
 
 
-def _laid_over(before: Catalog, given: Rows) -> Catalog:
-    """Return a table with rows over it: the parts and columns that they have are set."""
-    parts = [(part, column.row_keys) for part, column in zip(given.parts, given.catalog.columns, strict=True)]
-    changes: Changes = {}
-    for row, sample in enumerate(given.ids):
-        cells = {part: tuple(key for key in keys_of(row) if key is not None) for part, keys_of in parts}
-        changes[sample] = RowChange(parts={part: keys for part, keys in cells.items() if keys} or dict.fromkeys(given.parts, ()))
-    laid = lay(before, changes)
+def _laid_over(before: Catalog, given: Rows, changes: Changes) -> Catalog:
+    """Return a table with rows over it: the parts and columns that they have are set. A new row without keys is made too."""
+    bare = {sample for sample, change in changes.items() if not change.parts}.difference(before.ids)
+    laid = lay(before, {**changes, **{sample: RowChange(parts={"": ()}) for sample in given.ids if sample in bare}})
     row_of = {sample: row for row, sample in enumerate(laid.ids) if sample in changes}
     values = dict(laid.values)
     for name, column in given.catalog.values.items():
-        kind, there = kind_of_values(column), values.get(name)
+        kind, there = kind_of_values(column), values.get(name) if len(before) else None
         if there is not None and kind_of_values(there) != kind:
             raise BadInput(f"the column {name!r} holds {KINDS[kind_of_values(there)]}, but the new rows have {KINDS[kind]}", option="rows")
         listed = [FILLERS[kind]] * len(laid) if there is None else list(there)
@@ -331,6 +523,24 @@ def _laid_over(before: Catalog, given: Rows) -> Catalog:
             listed[row_of[sample]] = value
         values[name] = typed_values(listed, kind)
     return replace(laid, values=values)
+
+
+def _fold(layout: Layout, name: str, number: int, *, least_rows: int, share: int) -> None:
+    """Make blocks that end with an entry, and a table if at least so many rows, and a `share`-th of the table's, are above the newest one.
+
+    Never raises: what was flushed is there without them, and a later fold makes what could not be made now.
+    """
+
+    def is_due() -> bool:
+        rows = rows_above(layout, name)
+        return rows >= least_rows and share * rows >= _table_rows(layout, name)
+
+    with suppress(CacheStoreError, OSError):
+        make_blocks(layout, name, number)
+        if is_due():
+            with locked(layout.lock("table"), seconds=0, mode=layout.mode):  # or all that flush meanwhile would make one each
+                if is_due():
+                    make_table(layout, name)
 
 
 def make_table(layout: Layout, name: str) -> int:
@@ -358,7 +568,9 @@ def make_blocks(layout: Layout, name: str, number: int) -> None:
         for entry in entries:
             for sample, change in entry.changes.items():
                 add_change(changes, sample, change)
-        whole = Entry("changes", entries[-1].mark, entries[0].before, entries[-1].above, changes)
+        known = next((entry for entry in entries if entry.made is not None), entries[-1])
+        last = entries[-1]
+        whole = Entry("changes", last.mark, entries[0].before, last.above, changes, made=known.made, line=known.line)
         publish(layout, layout.block(name, block), encode_entry(name, block, whole), read_only=True)
 
 
@@ -370,25 +582,64 @@ def publish_bare(layout: Layout, name: str, what: Literal["fence", "dropped"]) -
     mark = secrets.token_hex(16)
     for _try in range(_TRIES):
         line = list_line(layout, name)
-        number, before = line.highest + 1, _last_entry(layout, line)
+        number, before = line.highest + 1, Entry("fence", "", "")
+        try:
+            before = _last_entry(layout, line)
+        except FormatError:
+            if what != "dropped":  # which needs nothing of what was before
+                raise
         chunks = encode_entry(name, number, Entry(what, mark, before.mark, before.above))
         if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
             return number
-    raise _too_busy(layout, name)
+    raise _too_busy(layout, name, _TRIES)
 
 
 def rows_above(layout: Layout, name: str) -> int:
     """Return how many rows the entries above the newest table change, at least."""
     line = list_line(layout, name)
-    return 0 if line.highest in line.tables else _last_entry(layout, line).above
+    newest = max(line.tables, default=0)
+    if line.highest <= newest:
+        return 0
+    rows = _last_entry(layout, line).above
+    with suppress(FormatError, OSError):
+        # The table may have been made after the next entry was linked: then its rows are counted from an earlier table on.
+        before, following = read_start(layout, name, newest), read_start(layout, name, newest + 1)
+        own = len(open_table(layout.entry(name, newest + 1), CHANGES_FORMAT, CHANGES_VERSION).strings("ids"))
+        rows -= before.above if following.above > own else 0
+    return rows
 
 
 def kind_of(layout: Layout, name: str) -> Made | None:
     """Return what made a data set; None if there is none. Raises FormatError if its newest table is damaged."""
-    for number in reversed(list_line(layout, name).tables):
-        with suppress(FileNotFoundError):
-            return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
+    header = newest_header(layout, name)
+    return None if header is None else header["made"]
+
+
+def newest_header(layout: Layout, name: str) -> Mapping[str, Any] | None:
+    """Return the header of the newest table of a data set; None if there is none. Raises FormatError if it is damaged."""
+    for _try in range(_BEGIN_TRIES):
+        for number in reversed(list_line(layout, name).tables):
+            with suppress(FileNotFoundError):  # a newer one has taken its place: list again
+                return read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)
+        if not list_line(layout, name).tables:
+            break
     return None
+
+
+def check_no_session(layout: Layout, name: str) -> None:
+    """Raise BadInput if sessions made the data set of this name: a pass cannot publish under it. Damaged tables do not hide that."""
+    line = list_line(layout, name)
+    kind: Made | None = "published" if line.entries or line.blocks else None
+    for number in reversed(line.tables):
+        with suppress(FormatError, OSError):
+            kind = read_header(layout.catalog(name, number), CATALOG_FORMAT, CATALOG_VERSION)["made"]
+            break
+    if kind is not None and kind not in HAVE_SOURCES:
+        raise _of_another_kind(layout, name, kind)
+
+
+def _of_another_kind(layout: Layout, name: str, kind: Made) -> BadInput:
+    return BadInput(f"the data set {name!r} in {layout.root} was {MADE[kind]}: choose another name, or drop it", option="name")
 
 
 def _table_rows(layout: Layout, name: str) -> int:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from cachestore.core.arguments import as_mapping, as_path, as_switch, as_text, as_word
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Json, Key
-from cachestore.core.tensors import to_raw
+from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import Access, Mode
+from cachestore.store.format.marked import marked_segments
 from cachestore.store.format.segment import SegmentContents
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.reader import AnyKey, Reader
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 
 
 class Writer:
-    """Puts values of your own. The end of the `with` block appends them: durable, acknowledged and readable here.
+    """Puts values of your own, and reads them back. The end of the `with` block appends them: durable, acknowledged, readable here.
 
-    If the block raises, values that are not yet published are discarded. Published ones stay.
+        with store.writer() as writer:
+            if key not in writer:
+                writer.put(key, {"features": tensor})
+
+    If the block raises, values that are not yet published are discarded. Published ones stay. Belongs to one process and one thread.
     """
 
     def __init__(self, store: "Store", take_newer: Callable[[Mapping[str, SegmentContents]], None]) -> None:
@@ -37,16 +42,53 @@ class Writer:
         self._take_newer = take_newer
         self._appender = Appender(store.layout)
         self._published: list[Acknowledged] = []
+        self._has_ended = False
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Collect an entry. `tensors` maps names to torch tensors or numpy arrays, `meta` is a small JSON value; both are copied.
 
-        Raises BadInput for what cannot be stored, WriteFailed if a full segment could not be published, CacheStoreError for a closed store.
+        It is written even if the store has the key already. Raises BadInput for what cannot be stored, WriteFailed if a full segment could
+        not be published, CacheStoreError for a closed store and after the block.
         """
-        _ = self._store.snapshot
+        self._check_open()
         named = as_mapping("tensors", tensors, "a mapping from names to tensors")
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
         self._published += self._appender.put(Key.parse(key), to_raw(named), value)
+
+    def get(self, key: AnyKey, *, as_numpy: bool = False) -> dict[str, Any]:
+        """Return the tensors of an entry, writable and the caller's own: what was put here, published or not, else what the store has.
+
+        Raises MissingEntry, CorruptEntry, and CacheStoreError for a closed store.
+        """
+        parsed = Key.parse(key)
+        self._show()
+        raw = self._appender.find(parsed)
+        if raw is None:
+            return self._store.get(parsed, as_numpy=as_numpy)
+        return to_numpy(raw) if as_numpy else to_torch(raw)
+
+    def __contains__(self, key: AnyKey) -> bool:
+        """Whether a key needs no `put`: it was put here, or the store held it when it was opened or refreshed.
+
+        An entry that `gc` will remove, as it lies only in segments marked for deletion, counts as absent.
+        """
+        parsed = Key.parse(key)
+        self._show()
+        if self._appender.find(parsed) is not None:
+            return True
+        [locations] = self._store.snapshot.find([parsed])
+        marked = marked_segments(self._store.layout) if locations else frozenset[str]()
+        return any(location.segment.digest not in marked for location in locations)
+
+    def flush(self) -> None:
+        """Publish what was put. When this returns, it is durable, and readable here and by every process.
+
+        A store that is open elsewhere shows it after `refresh`, or when it is asked for the key. Raises WriteFailed if the disk refused;
+        what was put is then kept for the next flush.
+        """
+        self._check_open()
+        self._published += self._appender.close_segment()
+        self._show()
 
     def __enter__(self) -> "Self":
         self._appender.__enter__()
@@ -61,7 +103,20 @@ class Writer:
                 self._appender.discard()
         finally:
             self._appender.__exit__(kind, error, trace)
-        self._take_newer({segment.digest: segment.contents for segment in self._published})
+        self._has_ended = True
+        self._show()
+
+    def _check_open(self) -> None:
+        _ = self._store.snapshot  # raises if the store is closed
+        if self._has_ended:
+            raise CacheStoreError(f"the block of this writer has ended; call writer() of the store at {self._store.layout.root} again")
+
+    def _show(self) -> None:
+        """Let the store see what was published here."""
+        _ = self._store.snapshot
+        if self._published:
+            published, self._published = self._published, []
+            self._take_newer({segment.digest: segment.contents for segment in published})
 
 
 class Store(Reader):
@@ -104,7 +159,7 @@ class Store(Reader):
 
         Args:
             name: the data set's name, such as "train/dino".
-            rows: `cs.Rows`, or `{id: {part: key or keys}}`.
+            rows: `cs.Rows`, or `{id: {part: key or keys}}`. Of rows of a data set that `precompute` made, ids and keys are taken.
             update: lay these rows over those that are there: parts and columns that they do not name stay. Otherwise they replace all.
 
         Raises:

@@ -65,8 +65,7 @@ class TarExport:
         columns = sorted(self.catalog.columns, key=lambda one: (one.encoder, one.role))
         for row, sample in enumerate(self.catalog.ids):
             cells = [(column, column.row_cells(row)) for column in columns if column.count(row)]
-            at = {role: slice(starts[row], starts[row + 1]) for role, (starts, _all) in self.catalog.images.items()}
-            images = {role: tuple(self.catalog.images[role][1][part]) for role, part in at.items() if part.start < part.stop}
+            images = {role: tuple(references) for role, references in self.catalog.row_images(row).items()}
             captions, extras = self.catalog.row_captions(row), json.loads(self.catalog.extras[row])
             draft = ExchangedSample(sample, captions, images, extras, self.catalog.texts, samples=len(self.catalog))
             made = self._files(sample, cells, draft)

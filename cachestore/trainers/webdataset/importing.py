@@ -6,38 +6,36 @@ recipes are those in the tars, so nothing has to be encoded again. A killed impo
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete, Superseded
+from cachestore.core.errors import BadInput, BadUsage, EncodeFailed, Incomplete
 from cachestore.core.keys import Json, Key, Recipe, canonical, canonical_text, digest_parts
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, plural
 from cachestore.files.marker import check_for_reading
 from cachestore.files.paths import Layout, Mode
+from cachestore.files.table import offsets_of
 from cachestore.jobs.plan.columns import count_complete
 from cachestore.jobs.run.task import Cancel, OnProgress
 from cachestore.jobs.share.report import Report
-from cachestore.jobs.start.declared_model import IMPORTED
 from cachestore.sources.tars import tars_at
-from cachestore.store.format.catalog import Catalog, Cell, last_generation, make_column
+from cachestore.store.format.catalog import IMPORTED, Catalog, Cell, make_column
 from cachestore.store.read.rows import newest_catalog
-from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.append import Appender
-from cachestore.store.write.catalog_writer import draft_of, publish_draft
-from cachestore.store.write.commit import commit, create_store, publish_recipe
+from cachestore.store.write.commit import create_store
+from cachestore.store.write.publish import check_no_session, publish_catalog
+from cachestore.store.write.writer import Store
 from cachestore.trainers.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.trainers.table import WEBDATASET
 from cachestore.trainers.webdataset.exporting import refuse_given
 from cachestore.trainers.webdataset.groups import TarMembers, groups_in
 
 _NAMED: Final = 10_000
-_TRIES: Final = 3
-"""How often entries are stored again that `gc` marked for deletion before the catalog named them."""
 
 
 def _apart() -> str:
@@ -111,17 +109,17 @@ class _TarsFound:
             make_column(encoder, role, fingerprint, json.loads(options), (cells.get(n, ()) for cells in kept))
             for (encoder, role, options, fingerprint), n in self.columns.items()
         ]
-        images = {
-            role: (_starts(row.images.get(role, ()) for row in self.rows), [one for row in self.rows for one in row.images.get(role, ())])
-            for role in sorted({role for row in self.rows for role in row.images})
-        }
+        images: dict[str, tuple[list[int], list[str]]] = {}
+        for role in sorted({role for row in self.rows for role in row.images}):
+            of_rows = [row.images.get(role, ()) for row in self.rows]
+            images[role] = (list(offsets_of(map(len, of_rows))), [*chain.from_iterable(of_rows)])
         there = {one.fingerprint for one in columns}
         return Catalog(
             name=name,
             request=dict.fromkeys((one.encoder for one in columns), request),
             recipes={fingerprint: recipe for fingerprint, recipe in self.recipes.items() if fingerprint in there},
             ids=[str(row.id) for row in self.rows],
-            captions_at=_starts(row.captions for row in self.rows),
+            captions_at=list(offsets_of(len(row.captions) for row in self.rows)),
             captions=[caption for row in self.rows for caption in row.captions],
             images=images,
             extras=[row.extras for row in self.rows],
@@ -129,14 +127,8 @@ class _TarsFound:
             texts=self.policy,
             prompts=self.prompts,
             listing=listing,
+            made="imported",
         )
-
-
-def _starts(rows: Iterable[Sequence[object]]) -> list[int]:
-    starts = [0]
-    for row in rows:
-        starts.append(starts[-1] + len(row))
-    return starts
 
 
 def import_tars(request: ImportRequest, on_progress: OnProgress | None, cancel: Cancel | None, number: int) -> ImportReport:
@@ -169,20 +161,18 @@ class TarImport:
         began, others = time.monotonic(), list[str]()
         found = self._read(others)
         layout = Layout.at(self.store)
-        self._check_name(found, newest_catalog(layout, self.name))
+        check_no_session(layout, self.name)
+        if (previous := newest_catalog(layout, self.name)) is not None:
+            self._check_name(found, previous)
         shared: list[str] = []
-        layout = create_store(self.store, mode=self.mode, say=shared.append)
-        for recipe in found.recipes.values():
-            publish_recipe(layout, recipe)
+        create_store(self.store, mode=self.mode, say=shared.append)
         wanted = {key for row in chain(found.rows, found.texts) for key in row.keys}
-        there = len(wanted) - len(_lacking(layout, wanted))
-        for _try in range(_TRIES):
-            self._store(layout, found, _lacking(layout, wanted - self._failed.keys()))
-            catalog, generation, digest = self._publish(layout, found)
-            if not _lacking(layout, wanted - self._failed.keys()):
-                break
-        else:
-            raise Incomplete("`gc` removed entries while they were imported: run the same command again")
+        request = {IMPORTED: WEBDATASET, "folder": str(self.folder.absolute())}
+        with Store(self.store, mode="a") as store:
+            lacking = set(store.missing([*wanted]))
+            self._store(store, found, lacking)
+            catalog = found.catalog(self.name, request, {*self._failed}, self.listing)
+            catalog = publish_catalog(store, catalog, wanted - self._failed.keys(), partial(self._check_name, found))
         check_for_reading(layout)
         failed = dict.fromkeys(self._failed.values())
         failures: list[Mapping[str, Json]] = [{"sample": name, "encoder": encoder, "reason": why} for name, encoder, why in failed]
@@ -190,7 +180,7 @@ class TarImport:
             complete=not failures,
             samples=len(found.rows),
             wanted=len(wanted),
-            reused=there,
+            reused=len(wanted) - len(lacking),
             encoded=len(self._put),
             failed=len(self._failed),
             missing=0,
@@ -200,9 +190,9 @@ class TarImport:
             store=str(layout.root),
             name=self.name,
             plan="",
-            generation=generation,
+            generation=catalog.generation,
             failures=tuple(failures),
-            catalog_digest=digest,
+            catalog_digest=catalog.digest,
             usable=count_complete(catalog),
         )
         had = plural(found.samples, "sample")
@@ -231,8 +221,8 @@ class TarImport:
             raise BadUsage(f"no tar in {self.folder} has a sample with a .json and a .safetensors{held}; pass tars of `cachestore export`")
         return found
 
-    def _check_name(self, found: _TarsFound, previous: Catalog | None) -> None:
-        if previous is None or self.may_replace:
+    def _check_name(self, found: _TarsFound, previous: Catalog) -> None:
+        if self.may_replace:
             return
         ours = {(encoder, role): fingerprint for encoder, role, _options, fingerprint in found.columns}
         if other := [one for one in previous.columns if ours.get((one.encoder, one.role)) != one.fingerprint]:
@@ -240,10 +230,10 @@ class TarImport:
         if previous.ids and not set(previous.ids) & found.ids.keys():
             raise has_no_sample_of(previous, "the tars")
 
-    def _store(self, layout: Layout, found: _TarsFound, lacking: set[Key]) -> None:
+    def _store(self, store: Store, found: _TarsFound, lacking: set[Key]) -> None:
         origin = f"{digest_parts('cachestore-exchange', self.name).hex()[:32]}/0"  # of no pass, so that `gc` may remove it after a drop
         rows = [*found.rows, *found.texts]
-        with Appender(layout, origin) as appender:
+        with Appender(store.layout, origin) as appender:
             try:
                 for number, row in enumerate(rows):
                     self._go_on("importing", number, len(rows))
@@ -251,7 +241,7 @@ class TarImport:
                         self._take(found, row, appender, lacking)
             finally:
                 appender.close_segment()
-        commit(layout).close()
+        store.commit()
 
     def _take(self, found: _TarsFound, row: _TarRow, appender: Appender, lacking: set[Key]) -> None:
         """Append the entries of a sample that are not there. What cannot be used is recorded as failed."""
@@ -268,26 +258,8 @@ class TarImport:
         for key in self._put & self._failed.keys():
             del self._failed[key]
 
-    def _publish(self, layout: Layout, found: _TarsFound) -> tuple[Catalog, int, str]:
-        request = {IMPORTED: WEBDATASET, "folder": str(self.folder.absolute())}
-        while True:
-            last, previous = last_generation(layout, self.name), newest_catalog(layout, self.name)
-            if previous is not None and previous.listing > self.listing:
-                raise Superseded(f"another run published the data set {self.name!r} meanwhile: run the same command again")
-            draft = draft_of(found.catalog(self.name, request, {*self._failed}, self.listing))
-            if previous is not None and (draft.digest, tuple(draft.catalog.prompts)) == (previous.digest, tuple(previous.prompts)):
-                return draft.catalog, previous.generation, previous.digest
-            if publish_draft(layout, draft, after=last):
-                return draft.catalog, last + 1, draft.digest
-
     def _go_on(self, doing: str, done: int, total: int) -> None:
         if self.cancel is not None and self.cancel.is_set():
             raise Incomplete("the import was cancelled; the same call goes on from there")
         if self.on_progress is not None:
             self.on_progress({"doing": doing, "done": done, "total": total})
-
-
-def _lacking(layout: Layout, keys: Iterable[Key]) -> set[Key]:
-    wanted = list(keys)
-    with closing(load_snapshot(layout, for_planning=True)) as snapshot:
-        return {key for key, locations in zip(wanted, snapshot.find(wanted), strict=True) if not locations}

@@ -16,7 +16,6 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.share.report import Report
 from tests.fakes import publish_catalog
 from tests.scenarios.trainers import run_script
-from tests.shares import share
 from tests.train.stores import FLUX, PLAIN, SDXL, Row, catalog_of, make_store, recipes
 
 POLICY = cs.CaptionPolicy(choose="random", dropout=0.5, shuffle_tags=True, variants=2, keep_tokens=1, prefix='the "sks" style, ')
@@ -107,16 +106,31 @@ def test_the_lines_name_the_tensors_of_a_batch_with_their_dtypes_and_shapes(tmp_
     assert ("?" in written["latents"]) == (len(set(buckets)) > 1)
 
 
+def torchrun(_crowd, folder, source, sizes):
+    (folder / "pasted.py").write_text(source)
+    arguments = ["--standalone", "--nproc-per-node", str(sizes), "pasted.py"]
+    run_script(folder, f"from torch.distributed.run import main\nmain({arguments})\n")
+
+
+def its_variables(crowd, folder, source, sizes):
+    """Starts the ranks with what torchrun tells them, but in a moment; accelerate, which would deal the batches, is not imported."""
+    source = f"import sys\ndel sys.modules['accelerate.state']\n{source}"
+    world = {"WORLD_SIZE": str(sizes), "LOCAL_WORLD_SIZE": str(sizes), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "tests"}
+    ranks = [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(sizes)]
+    bodies = [{"source": source, "cwd": str(folder), "environment": rank} for rank in ranks]
+    assert [code for code, _out in crowd.run("tests.scenarios.trainers:run_lines", *bodies)] == [0] * sizes
+
+
 @pytest.mark.torch
 @pytest.mark.processes
-@pytest.mark.parametrize("sizes", share([1, 2], 2, 1))
-def test_pasted_into_a_script_that_torchrun_starts_each_rank_takes_its_part(tmp_path, sizes):
+@pytest.mark.parametrize(
+    ("start", "sizes"), [(its_variables, 2), *(pytest.param(torchrun, sizes, marks=pytest.mark.slow) for sizes in (1, 2))]
+)
+def test_pasted_into_a_script_that_torchrun_starts_each_rank_takes_its_part(tmp_path, torch_crowd, start, sizes):
     report = encoded(tmp_path / "store", [Row(f"{number}.png") for number in range(8)])
     lines = "\n".join(training_lines(report, 2)).replace("    ...", "    seen += batch['sample_id']")
     pasted = f"import os, pathlib\nseen = []\n{lines}\npathlib.Path(f'rank {{os.environ[\"RANK\"]}}').write_text(' '.join(seen))\n"
-    (tmp_path / "pasted.py").write_text(pasted)
-    arguments = ["--standalone", "--nproc-per-node", str(sizes), "pasted.py"]
-    run_script(tmp_path, f"from torch.distributed.run import main\nmain({arguments})\n")
+    start(torch_crowd, tmp_path, pasted, sizes)
     seen = [(tmp_path / f"rank {rank}").read_text().split() for rank in range(sizes)]
     assert [len(ids) for ids in seen] == [8 // sizes] * sizes
     assert {sample_id for ids in seen for sample_id in ids} == {f"{number}.png" for number in range(8)}
@@ -131,7 +145,7 @@ def test_pasted_into_a_script_that_torchrun_starts_each_rank_takes_its_part(tmp_
         ([], ["data = cs.CachedDataset("]),
     ],
 )
-def test_the_command_prints_lines_for_what_it_was_given(tmp_path, makers, capsys, options, wanted):
+def test_the_command_prints_lines_for_what_it_was_given(tmp_path, work_here, capsys, options, wanted):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/a.txt").write_text("a")
     (tmp_path / "data/a.png").write_bytes(b"a")

@@ -182,13 +182,12 @@ def test_bits_are_equal_in_every_run_thread_and_process_and_with_any_number_of_t
     names = list(RESAMPLERS)
     expected = [sum_of(name) for name in names]
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _number: [sum_of(name) for name in names], range(8)):
+        for found in pool.map(lambda _number: [sum_of(name) for name in names], range(4)):
             assert found == expected
-    for threads in ("1", "3"):
-        process = program(SUMS, threads, *names)
-        out, errors = process.communicate(timeout=50)
-        assert process.returncode == 0, errors
-        assert out.split() == expected
+    process = program(SUMS, "3", *names)  # torch's threads: there is one here
+    out, errors = process.communicate(timeout=50)
+    assert process.returncode == 0, errors
+    assert out.split() == expected
 
 
 def test_planning_imports_neither_torch_nor_opencv():

@@ -8,7 +8,11 @@ import pytest
 import cachestore as cs
 from cachestore.care.verify import verify
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
+from cachestore.jobs.run import reconcile
+from cachestore.store.format.line import list_line, read_entry
+from cachestore.store.write import publish as publishing
 from tests import fakes
+from tests.care.test_lines import collected
 from tests.fakes import FakeEncoder, asks_for, captions, encode, fill_with, holds, names
 
 
@@ -181,3 +185,159 @@ print([name for name in ("torch", "transformers", "diffusers") if name in sys.mo
 """
     out, err = fakes.program(source, tmp_path / "store").communicate(timeout=50)
     assert out == "[]\n", err
+
+
+# fill(publish_as=)
+
+
+def caption_keys(**captions):
+    """(key, item) pairs of samples by id, each with its captions."""
+    listed = [(sample, text) for sample, texts in captions.items() for text in ([texts] if isinstance(texts, str) else texts)]
+    return [(cs.key("caption", text), {"id": sample, "text": text}) for sample, text in listed]
+
+
+def published(store, name="texts"):
+    found = store.dataset(name)
+    return {sample: found[sample].get("value") for sample in found}
+
+
+def test_what_was_wanted_becomes_the_table_of_a_data_set_and_nothing_else_stays_in_it(root):
+    with cs.open(root, mode="a") as store:
+        report = cs.fill(store, caption_keys(a="one", b=["two", "three"]), encode, publish_as="texts")
+        two, three = cs.key("caption", "two"), cs.key("caption", "three")
+        assert published(store) == {"a": cs.key("caption", "one"), "b": [two, three]}
+        assert (report.complete, report.name, report.samples, report.encoded) == (True, "texts", 2, 3)
+        assert list(store.dataset("texts", report.generation)) == ["a", "b"]
+        assert store.describe(two).meta == {"encoder": "values", "owner": "texts"}
+        again = cs.fill(store, caption_keys(b=["two", "three"], c="one"), encode, publish_as="texts")
+        assert (again.encoded, again.reused) == (0, 3)
+        assert published(store) == {"b": [two, three], "c": cs.key("caption", "one")}
+
+
+@pytest.mark.parametrize("item", ["a", {"id": "a"}, cs.Sample("a", {}, ("x",))], ids=["text", "mapping", "attribute"])
+def test_an_item_says_the_id_of_its_row(root, item):
+    with cs.open(root, mode="a") as store:
+        cs.fill(store, [(cs.key("k"), item)], lambda batch: encode([(key, "x") for key, _item in batch]), publish_as="texts")
+        assert published(store) == {"a": cs.key("k")}
+
+
+@pytest.mark.parametrize("item", [7, None, {"name": "a"}, {"id": ""}, {"id": 7}, ""], ids=repr)
+def test_an_item_without_an_id_is_refused_before_anything_is_encoded(root, item):
+    with cs.open(root, mode="a") as store:
+        with pytest.raises(BadInput, check=asks_for("wanted")):
+            cs.fill(store, [(cs.key("k"), item)], lambda batch: pytest.fail("called"), publish_as="texts")
+        assert store.names() == []
+        assert not names_of_plans(root)
+
+
+def names_of_plans(root):
+    return [path.name for path in root.glob("plans/*")]
+
+
+def test_the_same_again_publishes_nothing_and_one_edit_is_one_entry(root):
+    with cs.open(root, mode="a") as store:
+        first = cs.fill(store, caption_keys(a="one", b="two"), encode, publish_as="texts")
+        again = cs.fill(store, caption_keys(a="one", b="two"), encode, publish_as="texts")
+        assert again.generation == first.generation
+        edited = cs.fill(store, caption_keys(a="one", b="2"), encode, publish_as="texts")
+        entry = read_entry(store.layout, "texts", edited.generation)
+    assert (edited.generation, list(entry.changes)) == (first.generation + 1, ["b"])
+
+
+def test_a_row_of_several_keys_of_which_one_failed_has_none(root):
+    def some(batch):
+        if any(item["text"] == "bad" for _key, item in batch):
+            raise ValueError("cannot be encoded")
+        return encode(batch)
+
+    with cs.open(root, mode="a") as store:
+        report = cs.fill(store, caption_keys(a="one", b=["two", "bad"], c="bad"), some, publish_as="texts")
+        assert published(store) == {"a": cs.key("caption", "one"), "b": None, "c": None}
+    assert (report.complete, [row["sample"] for row in report.failures]) == (False, ["b", "c"])
+
+
+@pytest.mark.parametrize("made", ["precompute", "files"])
+def test_it_refuses_the_name_of_another_kind_of_data_set(root, made):
+    fakes.run(
+        root,
+        captions("a"),
+        FakeEncoder(),
+    ) if made == "precompute" else cs.open(root, mode="a").files("train").save("x", {})
+    with cs.open(root, mode="a") as store, pytest.raises(BadInput, check=asks_for("name")):
+        cs.fill(store, caption_keys(a="one"), encode, publish_as="train")
+
+
+def test_an_interrupted_one_leaves_the_table_as_it_was_and_the_same_call_goes_on(root):
+    stop = threading.Event()
+
+    def once(batch):
+        stop.set()
+        return encode(batch)
+
+    with cs.open(root, mode="a") as store:
+        cs.fill(store, caption_keys(a="one"), encode, publish_as="texts")
+        wanted = caption_keys(**{f"s{number}": str(number) for number in range(5)})
+        with pytest.raises(Incomplete):
+            cs.fill(store, wanted, once, batch_size=1, cancel=stop, publish_as="texts")
+        assert list(published(store)) == ["a"]
+        report = cs.fill(store, wanted, encode, publish_as="texts")
+        assert (report.complete, list(published(store))) == (True, [f"s{number}" for number in range(5)])
+
+
+def test_ranks_share_the_work_and_one_publishes(root):
+    cs.open(root, mode="a").close()
+    wanted, reports = caption_keys(**{f"s{number}": str(number) for number in range(40)}), []
+
+    def work(rank):
+        with cs.open(root, mode="a") as store:
+            reports.append(cs.fill(store, wanted, encode, rank=rank, world_size=3, publish_as="texts"))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({(report.generation, report.encoded, report.name) for report in reports}) == 1
+    with cs.open(root) as store:
+        assert published(store) == {item["id"]: key for key, item in wanted}
+        assert list_line(store.layout, "texts").highest == reports[0].generation == 2
+
+
+def test_a_pass_that_dies_once_its_rows_are_published_is_finished_by_the_same_call(root, monkeypatch):
+    with cs.open(root, mode="a") as store:
+        fakes.overtaken(monkeypatch, reconcile, "publish_done", fakes.raising(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            cs.fill(store, caption_keys(a="one"), encode, publish_as="texts")
+        assert list(published(store)) == ["a"]
+        number = list_line(store.layout, "texts").highest
+        report = cs.fill(store, caption_keys(a="one"), encode, publish_as="texts")
+        assert (report.generation, report.encoded) == (number, 1)
+
+
+def test_rows_that_somebody_else_publishes_meanwhile_are_compared_again(root, monkeypatch):
+    other = {"other": {"value": cs.key("caption", "one")}}
+    with cs.open(root, mode="a") as store:
+        cs.fill(store, caption_keys(a="one"), encode, publish_as="texts")
+        fakes.overtaken(monkeypatch, publishing, "_link_entry", lambda: store.publish("texts", other))
+        cs.fill(store, caption_keys(a="one", b="two"), encode, publish_as="texts")
+        assert published(store) == {"a": cs.key("caption", "one"), "b": cs.key("caption", "two")}
+
+
+def keys_after_edits(root, times, **options):
+    """The keys that are left after so many edits of one of three captions, a fold and `gc --apply`; then after `compact` and another."""
+    left = []
+    with cs.open(root, mode="a") as store:
+        for number in range(times):
+            cs.fill(store, caption_keys(a="one", b="two", c=f"edit {number}"), encode, **options)
+        for _time in range(2):
+            collected(store)
+            left.append(set(store.keys()))
+            cs.compact(root)
+    return left
+
+
+def test_after_edits_of_a_caption_what_is_named_is_left_and_plain_fill_keeps_all(root):
+    named = {key for key, _item in caption_keys(a="one", b="two", c="edit 3")}
+    with_neighbour = {*named, cs.key("caption", "edit 0")}  # it shares a segment with values that are needed
+    assert keys_after_edits(root, 4, publish_as="texts") == [with_neighbour, named]
+    assert list(map(len, keys_after_edits(root.with_name("plain"), 2))) == [4, 4]

@@ -967,15 +967,14 @@ def test_a_lost_entry_is_refilled_with_source_and_model_elsewhere_and_with_no_ot
 
 
 @pytest.mark.torch
-def test_the_printed_lines_of_python_train_from_the_store(encoded, tmp_path):
+def test_the_printed_lines_of_python_train_from_the_store(encoded, torch_crowd):
     _folder, _store, report = encoded
     lines = training_lines(report, batch_size=2)
     assert all(word in "\n".join(lines) for word in ("prompt_embeds", "# latents: float32 [2, ", f"generation={report.generation}"))
-    path = tmp_path / "train.py"
-    path.write_text("\n".join([*lines, "    print(sorted(batch)[0], batch['latents'].shape[0])"]))
-    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=50, cwd=fakes.ROOT)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout
+    source = "\n".join([*lines, "    print(sorted(batch)[0], batch['latents'].shape[0])"])
+    [(code, out)] = torch_crowd.run("tests.scenarios.trainers:run_lines", {"source": source})
+    assert code == 0
+    assert out
 
 
 # Two calls at once

@@ -20,6 +20,7 @@ import cachestore as cs
 from cachestore.cli import COMMANDS
 from cachestore.jobs.plan.options import PrecomputeRequest
 from tests.fakes import ROOT
+from tests.syntax import nodes_in
 
 DOCS = ROOT / "docs"
 
@@ -28,7 +29,7 @@ def literals(folder):
     """Every text in the code, with `…` in place of what is filled in."""
     found = []
     for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_in(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
             if isinstance(node, ast.JoinedStr):

@@ -86,3 +86,29 @@ def test_names_of_another_kind_are_refused(store):
     store.files("own")
     with pytest.raises(BadInput):
         store.publish("own", {})
+
+
+def test_what_was_saved_before_and_collected_since_is_saved_again(store):
+    """The store was opened long ago, and believes that the value is still there."""
+    with store.files("own") as files:
+        files.save("a", {"x": np.ones(2, np.float32)})
+        files.remove("a")
+        for path in store.layout.segments.rglob("*.safetensors"):
+            path.unlink()
+        files.save("b", {"x": np.ones(2, np.float32)})
+        assert files.load("b")["x"].tolist() == [1, 1]
+
+
+def test_a_value_that_gc_removed_meanwhile_is_saved_again(store):
+    """The open store still showed it, and the flush said that the caller should put it first."""
+    from tests.care.test_lines import collected
+
+    files = store.files("own")
+    files.save("a", {"x": np.ones(3, np.float32)})
+    files.remove("a")
+    assert files.glob() == []
+    with cs.open(store.layout.root, mode="a") as other:
+        collected(other, 3, keep=1)
+        assert len(other) == 0
+    files.save("a", {"x": np.ones(3, np.float32)})
+    assert files.load("a")["x"].tolist() == [1, 1, 1]

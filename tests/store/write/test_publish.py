@@ -1,9 +1,14 @@
 """Sessions and whole tables against a model, beside each other, and where a process sleeps or the disk refuses."""
 
+import errno
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+import unicodedata
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cachestore as cs
+from cachestore.care import collect as collecting
+from cachestore.care.collect import collect, drop
+from cachestore.care.lines import tidy_line
 from cachestore.core.errors import BadInput, WriteFailed
 from cachestore.core.keys import Key
+from cachestore.files.locks import locked
 from cachestore.store.format.line import list_line, read_start
-from cachestore.store.read.rows import Rows
+from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.write import publish as publishing
+from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.publish import make_table, publish_bare
 from tests import fakes
+from tests.fakes import asks_for
 
 KEYS = [cs.key("publish", str(number)) for number in range(4)]
 MISSING = cs.key("publish", "missing")
@@ -56,6 +67,14 @@ def test_what_was_flushed_is_there_for_everybody_and_the_rest_is_not(store):
     assert rows(store) == {"a": {"x": KEYS[0]}, "b": {"x": KEYS[1]}}
 
 
+def test_a_generation_that_there_is_not_yet_or_no_more_is_named(store):
+    fakes.run(store.layout.root, fakes.captions("a"), fakes.FakeEncoder())
+    number = store.publish("own", {})
+    for name, wanted in (("own", number + 1), ("train", 2)):
+        with pytest.raises(BadInput, check=fakes.asks_for("generation", wanted)):
+            store.dataset(name, wanted)
+
+
 def test_a_block_that_raises_publishes_nothing_of_what_is_not_flushed(store):
     def interrupted():
         with store.session("own") as session:
@@ -87,6 +106,13 @@ def test_keys_that_are_nowhere_are_named_and_nothing_is_published(store):
     session.remove("b")
     session.flush()
     assert list(rows(store)) == ["a"]
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_table_with_keys_that_are_nowhere_begins_no_data_set(store, update):
+    with pytest.raises(BadInput, check=asks_for("rows")):
+        store.publish("own", {"a": {"x": MISSING}}, update=update)
+    assert store.names() == []
 
 
 @pytest.mark.parametrize("update", [False, True])
@@ -184,6 +210,14 @@ def test_tables_and_blocks_are_the_same_whoever_makes_them_and_a_lost_one_costs_
     assert store.layout.catalog("own", table).read_bytes() == before
 
 
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_generation_that_there_never_was_is_refused(store, number):
+    store.publish("own", {"a": {"x": KEYS[0]}})
+    store.publish("own", {"a": {"x": KEYS[1]}})
+    with pytest.raises(BadInput, check=fakes.asks_for("generation")):
+        store.dataset("own", number)
+
+
 def test_an_entry_that_is_gone_is_a_loss_that_is_named(store):
     session, number = store.session("own"), 0
     for sample in "abc":
@@ -203,6 +237,40 @@ def test_a_flush_makes_a_table_when_half_of_the_rows_are_new_and_enough(store, m
         tables = list_line(store.layout, "own").tables
     assert 5 <= len(tables) <= 9
     assert len(rows(store)) == 100
+
+
+def test_rows_above_a_table_are_counted_though_it_was_made_after_later_entries(store):
+    """They were counted from an older table on, for ever, as long as others flushed: every flush made a table."""
+    session = store.session("own")
+    states = []
+    for number in range(6):
+        session.set(f"s{number}", x=KEYS[0])
+        session.flush()
+        states.append(read_data_set(store.layout, "own"))
+    before = states[3]
+    assert publishing.rows_above(store.layout, "own") == 6
+    publish_draft(store.layout, draft_of(before), after=before.generation - 1)
+    assert publishing.rows_above(store.layout, "own") == 2
+    publish_bare(store.layout, "own", "fence")
+    assert publishing.rows_above(store.layout, "own") == 2
+    make_table(store.layout, "own")
+    assert publishing.rows_above(store.layout, "own") == 0
+    session.set("more", x=KEYS[0])
+    session.flush()
+    assert publishing.rows_above(store.layout, "own") == 1
+
+
+def test_a_flush_makes_no_table_while_another_process_makes_one(store, monkeypatch):
+    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    with locked(store.layout.lock("table"), seconds=0):
+        session.flush()
+        assert len(list_line(store.layout, "own").tables) == 1
+    session.set("b", x=KEYS[0])
+    session.flush()
+    assert len(list_line(store.layout, "own").tables) == 2
+    assert list(rows(store)) == ["a", "b"]
 
 
 def test_one_row_more_is_one_small_file(store):
@@ -335,10 +403,131 @@ def test_a_flush_that_failed_after_its_link_is_not_published_twice(store, monkey
     assert rows(store) == {"a": {"x": KEYS[1]}}
 
 
-def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store):
+def test_a_number_of_the_newest_table_is_never_free_for_a_process_that_slept(store, monkeypatch):
+    """Once gc had removed the fence of the newest table, such a process linked its entry there and acknowledged what nobody reads."""
+    from tests.care.test_lines import later
+
+    with store.session("own") as session:
+        session.set("old", x=KEYS[0])
+    listed, slept = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        if not slept:
+            slept.append(1)
+            publish_bare(layout, name, "fence")
+            make_table(layout, name)
+            later(store)
+            collect(layout.root, apply=True, keep=1)
+            assert found.highest < list_line(layout, name).highest
+        return found
+
+    sleeper = store.session("own")
+    sleeper.set("late", x=KEYS[2])
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    sleeper.flush()
+    assert list(rows(store)) == ["old", "late"]
+
+
+def test_an_entry_at_the_end_of_a_dropped_line_is_not_acknowledged(store, monkeypatch):
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    listed, slept = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        if not slept:
+            slept.append(1)
+            drop(layout.root, name)
+        return found
+
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    with pytest.raises(BadInput):
+        session.flush()
+
+
+def test_a_failed_entry_that_is_not_part_of_the_line_is_published_again(store, monkeypatch):
+    """Its link was made and its folder not synced; and its number was free because gc had removed what others had published there."""
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    published = publishing.publish
+
+    def sleep_then_fail(layout, path, *arguments, **options):
+        monkeypatch.setattr(publishing, "publish", published)
+        fences = [publish_bare(layout, "own", "fence") for _time in range(3)]
+        make_table(layout, "own")
+        for fence in fences[:2]:
+            layout.entry("own", fence).unlink()
+        assert published(layout, path, *arguments, **options)
+        raise WriteFailed("the folder could not be synced")
+
+    monkeypatch.setattr(publishing, "publish", sleep_then_fail)
+    with pytest.raises(WriteFailed):
+        session.flush()
+    session.flush()
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+def test_a_session_begins_no_empty_table_above_one_that_takes_the_place_of_another(store, monkeypatch):
+    """A session listed table 1; before it read that, gc made table 2 and removed the first. Its empty table 3 hid all rows."""
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    session.flush()
+    listed, looks = publishing.list_line, []
+
+    def list_then_sleep(layout, name):
+        found = listed(layout, name)
+        looks.append(1)
+        if len(looks) == 2:
+            make_table(layout, name)
+            for number in found.tables:
+                layout.catalog(name, number).unlink()
+        return found
+
+    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    store.session("own")
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+def test_a_data_set_whose_tables_are_all_lost_is_not_begun_anew(store):
+    with store.session("own") as session:
+        session.set("a", x=KEYS[0])
+    before = names(store)
+    for number in list_line(store.layout, "own").tables:
+        store.layout.catalog("own", number).unlink()
+    with pytest.raises(cs.FormatError):
+        store.session("own")
+    assert set(names(store)) < set(before)
+
+
+@pytest.mark.parametrize("call", ["flush", "close", "publish"])
+def test_rows_that_are_published_count_though_no_table_can_be_made_of_them(store, monkeypatch, call):
+    def refuse(*_arguments, **_options):
+        raise WriteFailed("there is no room")
+
+    session = store.session("own")
+    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    monkeypatch.setattr(publishing, "publish_draft", refuse)
+    monkeypatch.setattr(publishing, "publish_link", refuse)
+    session.set("a", x=KEYS[0])
+    publish = {"flush": session.flush, "close": session.close, "publish": lambda: store.publish("own", {"a": {"x": KEYS[0]}})}[call]
+    number = publish()
+    monkeypatch.undo()
+    assert rows(store, number=number) == {"a": {"x": KEYS[0]}}
+    assert len(list_line(store.layout, "own").tables) == 1
+    collect(store.layout.root, apply=True)
+    assert len(list_line(store.layout, "own").tables) == 2, "a later fold makes it"
+    assert rows(store) == {"a": {"x": KEYS[0]}}
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store, has_links, monkeypatch):
+    if not has_links:
+        monkeypatch.delattr("os.link")
+
     def work(number):
         with cs.open(store.layout.root, mode="a") as own, own.session("own") as session:
-            for step in range(6):
+            for step in range(3):
                 session.set(f"{number}-{step}", x=KEYS[step % 4])
                 session.flush()
 
@@ -347,7 +536,7 @@ def test_eight_threads_publish_into_one_line_and_nothing_is_lost(store):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert set(rows(store)) == {f"{number}-{step}" for number in range(8) for step in range(6)}
+    assert set(rows(store)) == {f"{number}-{step}" for number in range(8) for step in range(3)}
     line = list_line(store.layout, "own")
     marks = [read_start(store.layout, "own", number) for number in line.entries]
     assert all(after.before == before.mark for before, after in pairwise(marks))
@@ -376,7 +565,234 @@ def test_a_session_belongs_to_its_process(store):
             call()
 
 
+def test_the_end_of_a_line_whose_drop_was_killed_takes_nothing_and_the_next_session_begins_anew(store):
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    session.flush()
+    end = publish_bare(store.layout, "own", "dropped")
+    session.set("b", x=KEYS[1])
+    with pytest.raises(BadInput, check=asks_for("name")):
+        session.flush()
+    with store.session("own") as anew:
+        anew.set("c", x=KEYS[2])
+    assert list(rows(store)) == ["c"]
+    assert list_line(store.layout, "own").dropped == end
+    with pytest.raises(BadInput, check=asks_for("generation")):
+        store.dataset("own", end - 1)
+
+
+def test_a_drop_leaves_the_session_that_begins_meanwhile(store, monkeypatch):
+    store.publish("own", {"a": {"x": KEYS[0]}})
+
+    def mark_then_begin(layout, name, end):
+        marked(layout, name, end)
+        with store.session("own") as session:
+            session.set("b", x=KEYS[1])
+
+    marked = collecting.mark_dropped
+    monkeypatch.setattr(collecting, "mark_dropped", mark_then_begin)
+    collecting.drop(store.layout.root, "own")
+    assert list(rows(store)) == ["b"]
+
+
+# Calls that fail half-way
+
+
+def test_what_is_set_after_a_flush_that_failed_once_it_was_there_is_not_lost(store, monkeypatch):
+    session = store.session("own")
+    session.set("a", x=KEYS[0])
+    published = publishing.publish
+
+    def publish_then_interrupt(*arguments, **options):
+        published(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(publishing, "publish", publish_then_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session.flush()
+    monkeypatch.setattr(publishing, "publish", published)
+    session.set("b", x=KEYS[1])
+    session.flush()
+    assert rows(store) == {"a": {"x": KEYS[0]}, "b": {"x": KEYS[1]}}
+
+
+def test_a_flush_that_fails_at_any_call_keeps_its_rows_and_publishes_them_once(tmp_path, monkeypatch):
+    """The disk is full at the n-th file that is made, for every n that there is, before and after it is there."""
+    monkeypatch.setattr(publishing, "BLOCKS", (4,))
+    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    published, failed = publishing.publish, 0
+    for is_there in (False, True):
+        for fatal in range(1, 20):
+            store, left = filled(tmp_path / f"{is_there}{fatal}"), [fatal]
+
+            def fails(*arguments, left=left, is_there=is_there, **options):
+                left[0] -= 1
+                done = True
+                if is_there or left[0]:
+                    done = published(*arguments, **options)
+                if not left[0]:
+                    raise WriteFailed("the disk is full")
+                return done
+
+            monkeypatch.setattr(publishing, "publish", fails)
+            session = store.session("own")
+            for number in range(6):
+                session.set(f"s{number}", x=KEYS[0])
+                try:
+                    session.flush()
+                except WriteFailed:
+                    failed += 1
+                    with store.session("own") as other:
+                        other.set(f"s{number}", y=KEYS[1])
+                    session.flush()
+            monkeypatch.setattr(publishing, "publish", published)
+            assert [(sample, "x" in cells) for sample, cells in rows(store).items()] == [(f"s{number}", True) for number in range(6)]
+            if left[0] > 0:
+                break
+        else:
+            pytest.fail("it makes more files than were looked at")
+    assert failed >= 12
+
+
+def test_a_flush_is_not_undone_by_a_table_that_cannot_be_made(store, monkeypatch):
+    def refuses(*_arguments):
+        raise WriteFailed("the disk is full")
+
+    monkeypatch.setattr(publishing, "make_table", refuses)
+    store.publish("own", {"a": {"x": KEYS[0]}})
+    with store.session("own") as session:
+        session.set("b", x=KEYS[1])
+    assert store.publish("own", {"c": {"x": KEYS[2]}}, update=True) == list_line(store.layout, "own").highest
+    assert list(rows(store)) == ["a", "b", "c"]
+
+
+def test_a_whole_entry_without_its_table_is_folded_by_the_next_that_tidies(store, monkeypatch):
+    store.publish("own", {"a": {"x": KEYS[0]}})
+    for whole in ({"b": {"x": KEYS[1]}}, {}):
+        monkeypatch.setattr(publishing, "publish_link", lambda *_arguments: None)
+        number = store.publish("own", whole)
+        assert number not in list_line(store.layout, "own").tables
+        tidy_line(store.layout, "own", with_fence=False)
+        assert number in list_line(store.layout, "own").tables
+        assert list(rows(store)) == list(whole)
+
+
+def test_a_session_after_a_block_that_raised_has_nothing_left(store):
+    session = store.session("own")
+
+    def interrupted():
+        with session:
+            session.set("a", x=KEYS[0])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
+    session.flush()
+    assert rows(store) == {}
+
+
+def test_threads_may_share_a_session_and_files(store):
+    session, files = store.session("own"), store.files("own files")
+
+    def work(number):
+        for step in range(20):
+            session.set(f"{number}-{step}", x=KEYS[step % 4])
+            if step % 5 == number:
+                session.flush()
+        files.save(f"{number}", {"x": np.full(2, number, np.float32)})
+        assert files.exists(f"{number}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    session.flush()
+    assert len(rows(store)) == 80
+    assert files.glob() == ["0", "1", "2", "3"]
+
+
+def test_an_update_of_keys_does_not_wait_for_sessions_and_one_of_columns_gives_up(store, monkeypatch):
+    monkeypatch.setattr(publishing, "_UPDATE_TRIES", 3)
+    store.publish("own", {"a": {"x": KEYS[0]}})
+    numbers, really = iter(range(100)), publishing.read_data_set
+
+    def read_then_flush(*arguments):
+        found = really(*arguments)
+        with store.session("own") as session:
+            session.set(f"other{next(numbers)}", x=KEYS[1])
+            session.flush()
+        return found
+
+    monkeypatch.setattr(publishing, "make_table", lambda *_arguments: 0)
+    monkeypatch.setattr(publishing, "read_data_set", read_then_flush)
+    store.publish("own", {"a": {"y": KEYS[2]}}, update=True)
+    with pytest.raises(cs.CacheStoreError, match="run the same again"):
+        store.publish("own", Rows(["a"], {}, {"score": [1]}), update=True)
+    monkeypatch.setattr(publishing, "read_data_set", really)
+    store.publish("own", Rows(["a"], {}, {"score": [1]}), update=True)
+    assert rows(store)["a"] == {"x": KEYS[0], "y": KEYS[2]}
+    assert store.dataset("own").columns["score"].tolist() == [1, 0, 0, 0]
+
+
 # Rows
+
+
+def test_an_update_leaves_what_it_does_not_name(store):
+    store.publish("own", {"a": {"x": KEYS[0]}, "b": {"x": KEYS[1], "y": KEYS[1]}})
+    store.publish("own", {"a": {}, "b": {"y": KEYS[2]}, "new": {}}, update=True)
+    assert rows(store) == {"a": {"x": KEYS[0]}, "b": {"x": KEYS[1], "y": KEYS[2]}, "new": {}}
+    store.publish("own", Rows(["b", "newer"], {}, {"score": [0.5, 1.5]}), update=True)
+    assert list(rows(store)) == ["a", "b", "new", "newer"]
+    assert store.dataset("own").columns["score"].tolist()[1::2] == [0.5, 1.5]
+    with pytest.raises(BadInput, check=asks_for("rows")):
+        store.publish("own", {"a": {"x": []}}, update=True)
+
+
+def test_a_part_that_is_set_to_nothing_is_taken_away_and_its_row_stays(store):
+    with store.session("own") as session:
+        session.set("a", x=KEYS[0], y=KEYS[1])
+        session.flush()
+        session.set("a", x=[])
+        session.flush()
+        assert rows(store) == {"a": {"y": KEYS[1]}}
+        session.set("a", y=[])
+        session.set("b", x=[])
+    assert rows(store) == {"a": {}, "b": {}}
+
+
+def test_keys_come_in_any_form(store):
+    raw = np.frombuffer(KEYS[0], np.uint8)
+    forms = {"hex": str(KEYS[0]), "bytes": bytes(KEYS[0]), "array": raw, "bytearray": bytearray(KEYS[0]), "rows": np.stack([raw, raw])}
+    with store.session("own") as session:
+        session.set("a", **forms)
+    assert rows(store) == {"a": {name: [KEYS[0]] * 2 if name == "rows" else KEYS[0] for name in forms}}
+    for wrong in (bytes(16), np.zeros(16, np.uint8), b"short", None, 7, np.arange(16), {"x": KEYS[0]}, ""):
+        with pytest.raises(BadInput):
+            session.set("a", x=wrong)
+
+
+@pytest.mark.parametrize("sample", ["a\0b", "\ud800", "/", "..", "é" * 300_000], ids=["nul", "surrogate", "slash", "dots", "long"])
+def test_any_text_may_be_an_id(store, sample):
+    with store.session("own") as session:
+        session.set(sample, x=KEYS[0])
+    store.publish("own", {f"{sample}2": {"x": KEYS[1]}}, update=True)
+    assert rows(store) == {sample: {"x": KEYS[0]}, f"{sample}2": {"x": KEYS[1]}}
+
+
+def test_a_generation_is_any_number_that_can_still_be_read(store):
+    with store.session("own") as session:
+        for number in range(3):
+            session.set(f"s{number}", x=KEYS[0])
+            session.flush()
+    fence = publish_bare(store.layout, "own", "fence")
+    assert [len(rows(store, number=number)) for number in range(1, fence + 1)] == [0, 1, 2, 3, 3]
+    make_table(store.layout, "own")
+    store.layout.entry("own", 3).unlink()  # as `gc` does a day after a table covers it
+    for gone in (0, 3, fence + 1, 999):
+        with pytest.raises(BadInput, check=asks_for("generation")):
+            store.dataset("own", gone)
+    assert [len(rows(store, number=number)) for number in (2, 4)] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -388,11 +804,78 @@ def test_a_session_belongs_to_its_process(store):
         (["a"], {"x": np.zeros((1, 16), np.int64)}, {}),
         (["a"], {"x": KEYS[:1]}, {"c": [1, 2]}),
         (["a"], {"x": KEYS[:1]}, {"c": [None]}),
+        (["a"], {"x": KEYS[:1]}, {"c": [2**63]}),
+        (["a"], {"x": KEYS[:1]}, {"c": np.array([2**64 - 1], np.uint64)}),
+        (["a", "b"], {"x": KEYS[:2]}, {"c": [10**400, 0.5]}),
+        (["a"], {"x": KEYS[:1]}, {"c": [np.zeros(2)]}),
+        (["a"], {"x": KEYS[:1]}, {"c": np.array(5)}),
+        (["a"], {"x": KEYS[:1]}, [1]),
+        ("ab", {"x": KEYS[:2]}, {}),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(ids, parts, columns):
     with pytest.raises(BadInput):
         Rows(ids, parts, columns)
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_the_rows_of_a_pass_are_published_with_their_keys_and_without_empty_cells(tmp_path, update):
+    fakes.run(tmp_path / "store", fakes.captions("a", "b"), fakes.FakeEncoder())
+    with cs.open(tmp_path / "store", mode="a") as store:
+        made = store.dataset("train")
+        [column] = made.catalog.columns
+        holed = Rows.of(replace(made.catalog, columns=(replace(column, keys=[bytes(16), *list(column.keys)[1:]]),)))
+        for source in (made, holed):
+            store.publish("copy", source, update=update)
+            assert list(store.dataset("copy")) == list(made)
+            expected = {} if source is holed and not update else made[made.ids[0]]
+            assert [rows(store, "copy")[sample] for sample in made.ids] == [expected, made[made.ids[1]]]
+
+
+def test_a_child_of_a_process_that_flushes_is_told_and_does_not_wait(store):
+    """Another thread held the session's lock when the process was forked."""
+    session = store.session("own")
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with session.lock:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    child = os.fork()
+    if child == 0:
+        told = 0
+        for call in (lambda: session.set("a", x=KEYS[0]), lambda: session.remove("a"), lambda: session.put(KEYS[0], {}), session.flush):
+            try:
+                call()
+            except cs.CacheStoreError:
+                told += 1
+        os._exit(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    done.set()
+    thread.join(30)
+
+
+def test_files_of_a_data_set_that_was_dropped_say_so(store):
+    files = store.files("files")
+    files.save("a", {"x": np.zeros(2, np.float32)})
+    collecting.drop(store.layout.root, "files")
+    for call in (lambda: files.exists("a"), lambda: files.save("b", {"x": np.ones(2, np.float32)}), lambda: files.remove("a")):
+        with pytest.raises(BadInput, check=asks_for("name")):
+            call()
+    with store.files("files") as anew:
+        assert anew.glob() == []
+
+
+def test_columns_take_the_numbers_of_numpy_and_what_is_not_a_number(store):
+    given = {"half": np.array([0.5], np.float16), "single": [np.float32(0.25)], "whole": [np.int64(-(2**63))], "none": [float("nan")]}
+    store.publish("own", Rows(["a"], {"x": KEYS[:1]}, given))
+    found = store.dataset("own").columns
+    assert [found[name][0] for name in ("half", "single", "whole")] == [0.5, 0.25, -(2**63)]
+    assert np.isnan(found["none"][0])
 
 
 def test_rows_give_their_keys_as_arrays_with_zeros_where_a_part_is_missing():
@@ -408,3 +891,61 @@ def test_rows_give_their_keys_as_arrays_with_zeros_where_a_part_is_missing():
         several.keys("x")
     with pytest.raises(BadInput):
         several.keys("z")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), KeyboardInterrupt()], ids=["full", "interrupted"])
+@pytest.mark.parametrize("call", ["write", "fsync", "link", "unlink"])
+def test_a_call_of_the_system_that_fails_within_a_flush_costs_no_row(store, monkeypatch, call, error):
+    really, session, expected = getattr(os, call), store.session("own"), ["first"]
+    session.set("first", x=KEYS[0])
+    session.flush()
+    for fatal in range(1, 20):
+        left = [fatal]
+
+        def fails(*arguments, left=left, **named):
+            left[0] -= 1
+            if not left[0]:
+                raise error
+            return really(*arguments, **named)
+
+        key = cs.key("within a flush", call, str(fatal), str(type(error)))
+        session.put(key, {"x": np.ones(2, np.float32)})
+        session.set(f"put{fatal}", x=key)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, fails)
+            with suppress(WriteFailed, KeyboardInterrupt):
+                session.flush()
+        session.set(f"later{fatal}", x=KEYS[1])
+        session.flush()
+        expected += [f"put{fatal}", f"later{fatal}"]
+        assert list(rows(store)) == expected
+        assert cs.open(store.layout.root).get(key, as_numpy=True)["x"].tolist() == [1, 1]
+        if left[0] > 0:
+            return
+    pytest.fail("a flush makes more calls than were looked at")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "/", "ü/é", "con", "a\\b", "x\0y"])
+def test_any_name_is_a_data_set_of_its_own(store, name):
+    with store.session(name) as session:
+        session.set("a", x=KEYS[0])
+    assert store.names() == [name]
+    assert rows(store, name) == {"a": {"x": KEYS[0]}}
+
+
+def test_names_that_differ_in_their_unicode_form_alone_are_one(store):
+    for number, form in enumerate(("NFD", "NFC", "NFD")):
+        with store.session(unicodedata.normalize(form, "né")) as session:
+            session.set(f"s{number}", x=KEYS[0])
+    store.publish(unicodedata.normalize("NFD", "né"), {"p": {"x": KEYS[0]}}, update=True)
+    assert store.names() == [unicodedata.normalize("NFC", "né")]
+    for form in ("NFD", "NFC"):
+        assert list(rows(store, unicodedata.normalize(form, "né"))) == ["s0", "s1", "s2", "p"]
+
+
+@pytest.mark.parametrize("name", ["", "a" * 300, "\ud800", " ", 5, None])
+def test_a_name_that_no_folder_can_have_is_refused(store, name):
+    for begin in (store.session, store.files, lambda name: store.publish(name, {})):
+        with pytest.raises(BadInput, check=asks_for("name")):
+            begin(name)
+    assert store.names() == []

@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cachestore as cs
-from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, NewerFormat, StoreNotFound, WriteFailed
+from cachestore.care.gc import mark
+from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, MissingEntry, NewerFormat, StoreNotFound, WriteFailed
 from cachestore.files.marker import FORMAT
 from cachestore.files.records import encode_record
-from cachestore.store.read.snapshot import list_segments
+from cachestore.store.read.snapshot import list_segments, visible_segments
+from cachestore.store.write.append import SegmentLimits
 from tests.fakes import asks_for, refusing
 from tests.store.stores import flip
 
@@ -205,6 +209,83 @@ class TestWriting:
         flip(path, path.stat().st_size - 1)
         with pytest.raises(CorruptEntry):
             store.get(A)
+
+
+class TestReadingBack:
+    def test_a_writer_reads_what_it_put_at_once_and_others_do_after_a_flush(self, store):
+        put(store, c=3)
+        with store.writer() as writer, cs.open(store.layout.root) as other:
+            writer.put(A, {**array(1), "none": np.zeros((0, 2), np.int64)})
+            assert (A in writer, B in writer, C in writer) == (True, False, True)
+            assert writer.get(A, as_numpy=True)["none"].shape == (0, 2)
+            assert [writer.get(key, as_numpy=True)["x"].flat[0] for key in (A, str(C))] == [1, 3]
+            assert A not in store
+            with pytest.raises(MissingEntry):
+                other.get(A)
+            writer.flush()
+            assert got(other, A) == got(store, A) == [1]
+            assert A in writer
+            writer.put(B, array(2))
+            writer.flush()
+            writer.flush()
+        assert len(list_segments(store.layout)) == 3
+
+    def test_what_it_returns_is_the_callers_own(self, store):
+        with store.writer() as writer:
+            writer.put(A, array(1))
+            writer.get(A, as_numpy=True)["x"][:] = 7
+            assert writer.get(A, as_numpy=True)["x"].flat[0] == 1
+        assert got(store, A) == [1]
+
+    @settings(max_examples=25)
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
+    def test_it_gives_the_bytes_that_were_put_whatever_is_written_meanwhile(self, tmp_path_factory, listed):
+        values = [np.random.default_rng(number).integers(0, 255, 300 * number, np.uint8) for number in range(10)]
+        with cs.open(tmp_path_factory.mktemp("own") / "s", mode="a") as store, store.writer() as writer:
+            writer._appender.limits = SegmentLimits(entries=3)
+            there = set()
+            for number, asked in listed:
+                writer.put(cs.key(str(number)), {"a": values[number], "b": values[number].astype(np.float32)})
+                there.add(number)
+                assert (cs.key(str(asked)) in writer) == (asked in there)
+                if asked in there:
+                    found = writer.get(cs.key(str(asked)), as_numpy=True)
+                    assert np.array_equal(found["a"], values[asked])
+                    assert np.array_equal(found["b"], values[asked].astype(np.float32))
+
+    def test_a_key_in_a_segment_that_gc_will_remove_is_not_there_and_is_written_again(self, store):
+        with store.session("own") as session:
+            session.put(A, array(1))
+        [digest] = list_segments(store.layout)
+        mark(store.layout, [digest])
+        with store.writer() as writer:
+            assert A not in writer
+            assert writer.get(A, as_numpy=True)["x"].flat[0] == 1
+            writer.put(A, array(1))
+            assert A in writer
+        assert len(visible_segments(store.layout)) == 1
+        store.layout.segment(digest).unlink()
+        store.refresh()
+        assert got(store, A) == [1]
+
+    def test_after_its_block_a_writer_refuses_what_it_could_not_write(self, store):
+        with store.writer() as writer:
+            writer.put(A, array(1))
+        for call in (writer.flush, lambda: writer.put(B, array(2))):
+            with pytest.raises(CacheStoreError, match="ended"):
+                call()
+        assert writer.get(A, as_numpy=True)["x"].flat[0] == 1
+
+    def test_a_refused_flush_keeps_what_was_put(self, store, monkeypatch):
+        with store.writer() as writer:
+            writer.put(A, array(1))
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "write", refusing(errno.ENOSPC))
+                with pytest.raises(WriteFailed):
+                    writer.flush()
+            assert writer.get(A, as_numpy=True)["x"].flat[0] == 1
+            writer.flush()
+            assert got(store, A) == [1]
 
 
 class TestCommitting:

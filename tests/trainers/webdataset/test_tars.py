@@ -13,13 +13,15 @@ import pytest
 from safetensors.numpy import load, save
 
 import cachestore as cs
+from cachestore.care.gc import mark
 from cachestore.cli import FAILURES, OK, main
 from cachestore.core.errors import BadInput, BadUsage, Incomplete, RecipeMismatch, WriteFailed
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Key, Recipe
 from cachestore.files.paths import Layout, Mode
 from cachestore.store.read.rows import newest_catalog
-from cachestore.store.read.snapshot import open_layout
+from cachestore.store.read.snapshot import list_segments, open_layout
+from cachestore.store.write import publish as publishing
 from cachestore.trainers import export_target
 from cachestore.trainers.webdataset import exporting as tar_exporting
 from tests import fakes, pages
@@ -117,6 +119,26 @@ def test_everything_that_a_data_set_has_comes_back(tmp_path, store, out):
     assert cs.verify(tmp_path / "back").ok
     send(tmp_path / "back", tmp_path / "again")
     assert [path.read_bytes() for path in tars(tmp_path / "again")] == [path.read_bytes() for path in tars(out)]
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_tars_are_not_imported_under_a_name_that_sessions_use(tmp_path, sent, monkeypatch, moment):
+    with cs.open(tmp_path / "other", mode="a") as other:
+        if moment == "before":
+            other.session("train")
+        else:
+            fakes.overtaken(monkeypatch, publishing, "_check_keys", lambda: other.session("train"))
+        with pytest.raises(BadInput, check=asks_for("name")):
+            bring(sent, other.layout.root)
+        assert other.dataset("train").made == "published"
+
+
+def test_imported_tars_are_recorded_as_imported(tmp_path, sent):
+    bring(sent, tmp_path / "other")
+    with cs.open(tmp_path / "other", mode="a") as other:
+        assert other.dataset("train").made == "imported"
+        with pytest.raises(BadInput, check=asks_for("name")):
+            other.session("train")
 
 
 def tars(folder):
@@ -415,6 +437,32 @@ def test_other_values_under_the_name_are_replaced_only_if_that_is_said(tmp_path,
         bring(sent, other)
     assert bring(sent, other, name="more").report.generation == 1
     assert bring(sent, other, replace=True).report.generation == 2
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_a_program_published_is_never_replaced(tmp_path, sent, replace):
+    key = cs.key("tars", "own")
+    with cs.open(tmp_path / "store", mode="a") as store, store.session("train") as session:
+        session.put(key, {"x": np.ones(2)})
+        session.set("cat", x=key)
+    with pytest.raises(BadInput, check=asks_for("name")):
+        bring(sent, tmp_path / "store", replace=replace)
+    with cs.open(tmp_path / "store") as store:
+        assert (list(store.dataset("train")), len(store)) == (["cat"], 1)
+
+
+def test_entries_that_gc_has_marked_are_copied_and_outlive_their_segments(tmp_path, sent):
+    first = bring(sent, tmp_path / "store").report
+    layout = open_layout(Layout(tmp_path / "store"))
+    marked = list_segments(layout)
+    mark(layout, sorted(marked))
+    again = bring(sent, tmp_path / "store", name="again").report
+    assert (again.complete, again.encoded, again.reused) == (True, 0, first.encoded)
+    for digest in marked:
+        layout.segment(digest).unlink()
+    with cs.open(tmp_path / "store") as store:
+        rows = store.dataset("again")
+        assert not store.missing([key for part in rows.parts for key in map(bytes, rows.lists(part)[1])])
 
 
 def test_a_store_that_an_import_makes_is_the_groups_if_that_is_asked_for(tmp_path, sent):
