@@ -150,6 +150,11 @@ class Strings(Sequence[str]):
         self._text = text
         self._offsets = offsets
 
+    def __reduce__(self) -> "tuple[Callable[[bytes, bytes], Strings], tuple[bytes, bytes]]":
+        """Another process gets a copy of the bytes."""
+        text, offsets = self.as_columns()
+        return _copied_strings, (bytes(text), offsets.tobytes())
+
     def __len__(self) -> int:
         return max(len(self._offsets) - 1, 0)
 
@@ -224,6 +229,10 @@ class Digests(Sequence[bytes]):
         """Yield the rows in order. This is much faster than one look-up each."""
         raw, width = bytes(self._raw), self._width
         return (raw[row : row + width] for row in range(0, len(raw), width))
+
+
+def _copied_strings(text: bytes, offsets: bytes) -> Strings:
+    return Strings(memoryview(text), memoryview(offsets).cast("q"))
 
 
 def _copied_digests(raw: bytes, width: int) -> Digests:

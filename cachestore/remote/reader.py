@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
@@ -54,7 +54,7 @@ from cachestore.remote.outline import (
     take_inventory,
 )
 from cachestore.remote.parts import PartsSource
-from cachestore.store.format.catalog import NO_KEY, Catalog, CatalogStart, check_catalog_copy, read_catalog
+from cachestore.store.format.catalog import NO_KEY, CatalogStart, KeyColumn, check_catalog_copy, read_catalog
 from cachestore.store.format.index import Index, check
 from cachestore.store.format.segment import SegmentContents, parse_contents
 from cachestore.store.read.fetch import Io, Verify
@@ -274,13 +274,13 @@ class RemoteReader(Reader):
         """As `Reader.__contains__`; looks into a newer snapshot before it says no, as a listing may have been an old one."""
         return super().__contains__(key) or not self.missing([key])
 
-    def make_room_for(self, catalog: Catalog, called: str) -> None:
+    def make_room_for(self, columns: Sequence[KeyColumn], called: str) -> None:
         """Remove parts of other data sets if there is no room for this one's values. Logs how much of it fits."""
         folder = self._cache.folder
         sizes = {ref.digest: ref.size_bytes for ref in self.snapshot.segments()}
         if used_bytes(folder) + sum(sizes.values()) <= self._limit:
             return
-        needed = _bytes_by_segment(catalog, self.snapshot)
+        needed = _bytes_by_segment(columns, self.snapshot)
         here = {part.digest: part.bytes for part in parts_in(folder) if part.store == self._cache.store_id}
         missing = sum(max(0, size - here.get(digest, 0)) for digest, size in needed.items())
         fits = make_room(folder, missing, self._limit, {(self._cache.store_id, digest) for digest in needed})
@@ -308,9 +308,9 @@ class RemoteReader(Reader):
         self._source.forget()
 
 
-def _bytes_by_segment(catalog: Catalog, snapshot: Snapshot) -> dict[str, int]:
+def _bytes_by_segment(columns: Sequence[KeyColumn], snapshot: Snapshot) -> dict[str, int]:
     found: dict[str, int] = {}
-    keys = [Key(key) for key in {key for column in catalog.columns for key in column.keys if key != NO_KEY}]
+    keys = [Key(key) for key in {key for column in columns for key in column.keys if key != NO_KEY}]
     for start in range(0, len(keys), _LOCATED_AT_ONCE):
         for locations in snapshot.find(keys[start : start + _LOCATED_AT_ONCE]):
             for location in locations[:1]:

@@ -37,7 +37,7 @@ class Bucketed(Protocol):
     If it has `set_epoch`, the sampler passes on the epoch. If it has `announce`, the sampler passes the batches of each iteration on this
     process, and holds the returned context during the iteration. So with `reading`, which also gets the batches of all ranks. If it has
     `workers`, and that is not 0, each batch says what the same one of so many workers of a DataLoader gets next. If it has `content`, ranks
-    compare that before the first batch, else the digest.
+    compare that before the first batch, else the digest. If it has `joined`, a saved position has that too.
     """
 
     @property

@@ -57,7 +57,7 @@ def collate(samples: Sequence[SampleDict], blocks: Sequence[TextBlock]) -> dict[
         for row, sample in zip(rows, samples, strict=True):
             if row.shape != rows[0].shape:
                 shapes = f"has the shape {list(rows[0].shape)}, but that of {_named(sample)} has {list(row.shape)}"
-                raise BadInput(f"{name} of {_named(samples[0])} {shapes}; {_ADVICE}")
+                raise BadInput(f"{name} of {_named(samples[0])} {shapes}; {_advice_on_shapes(samples[0], sample)}")
         batch[name] = torch.stack(rows)
     return batch | constants_of(batch, blocks)
 
@@ -97,6 +97,14 @@ def constants_of(batch: Mapping[str, Any], blocks: Sequence[TextBlock]) -> dict[
     """Tensors that belong to a batch but are never stored, such as position ids."""
     constants = ((name, constant) for block in blocks for name, constant in block.constants.items())
     return {name: make_constant(constant, batch[constant.like]) for name, constant in constants if constant.like in batch}
+
+
+def _advice_on_shapes(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    sizes = [sample["target_size"].tolist() if "target_size" in sample else None for sample in (one, other)]
+    published = "a part that was published needs one shape in each bucket: publish it so, or pass batch_size=1"
+    if sizes[0] != sizes[1]:
+        return _ADVICE
+    return published if sizes[0] is not None else f"{_ADVICE}; {published}"
 
 
 def _named(sample: Mapping[str, Any]) -> str:

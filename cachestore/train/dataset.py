@@ -144,7 +144,8 @@ class CachedDataset(Dataset[SampleDict]):
             for data_set, ids in self.missing.items():
                 _log.warning("%s: %s", options.called, lacking(data_set, ids))
             self._selection.check_captions(reader.__contains__)
-            reader.make_room_for(catalog, options.called)
+            joined = (one.column for join in options.joins for one in join.columns)
+            reader.make_room_for([*catalog.columns, *joined], options.called)
 
     def _read_from(self, reader: Reader, selection: Selection) -> None:
         self._reader, self._selection = reader, selection

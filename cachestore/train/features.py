@@ -25,6 +25,12 @@ class Feature:
     """None for an axis that varies (samples, a picture's sides, a caption's length) or is unknown. None instead of a shape if even the
     number of axes is unknown."""
 
+    def is_unlike(self, other: "Feature") -> bool:
+        """Whether dtypes or numbers of axes differ, as far as both are known."""
+        if None not in {self.dtype, other.dtype} and self.dtype != other.dtype:
+            return True
+        return self.shape is not None and other.shape is not None and len(self.shape) != len(other.shape)
+
     def __repr__(self) -> str:
         """One line, with `?` for None, and `...` for unknown axes."""
         dtype = "?" if self.dtype is None else str(self.dtype).removeprefix("torch.")

@@ -4,10 +4,11 @@ A joined part becomes a key column like that of a condition: one cell for each v
 columns reads it too. A published data set that is opened by itself has its own parts beside its ids.
 """
 
+import unicodedata
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from cachestore.core.keys import KEY_BYTES, Key, digest_parts
 from cachestore.core.read_block import Form, TextBlock
 from cachestore.core.samples import MASK
 from cachestore.core.words import first_of, plural
-from cachestore.files.table import Digests, Repeated, run_of
+from cachestore.files.table import Digests, Repeated, Texts, run_of
 from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, KeyColumn, read_catalog
 from cachestore.store.format.entry import TensorSpec
 from cachestore.store.format.line import list_line, made_column
@@ -98,7 +99,7 @@ def parse_joins(join: object) -> dict[str, str | tuple[str, int]]:
     found: dict[str, str | tuple[str, int]] = {}
     given: Mapping[Any, Any] = {} if join is None else as_mapping("join", join, form)
     for name, wanted in given.items():
-        if not as_text("a name in join", name):
+        if not isinstance(name, str) or not name:
             refuse("join", form, join)
         if name in _RESERVED:
             raise BadInput(f"samples have {name!r} by themselves: choose another name in join", option="join")
@@ -129,12 +130,16 @@ def read_state(reader: Reader, name: str, asked: int | None) -> Catalog:
 
 def without_parts(catalog: Catalog) -> Catalog:
     """A published data set as rows alone, which can be pickled: its parts are what `Join.of_itself` gives."""
-    ids, values = list(catalog.ids), {name: list(column) for name, column in catalog.values.items()}
+    ids, values = Texts(), {name: list(column) for name, column in catalog.values.items()}
+    for sample in catalog.ids:
+        ids.append(sample)
     described = [part for name, column in values.items() for part in (name, repr(column))]
-    digest = digest_parts("cachestore-rows", catalog.name, *ids, "columns", *described).hex()
+    digest = digest_parts("cachestore-rows", catalog.name, *catalog.ids, "columns", *described).hex()
     none, extras = Repeated(0, len(ids) + 1), Repeated("{}", len(ids))
     number, made = catalog.generation, catalog.made
-    return Catalog(catalog.name, {}, {}, ids, none, [], {}, extras, (), generation=number, made=made, values=values, digest=digest)
+    return Catalog(
+        catalog.name, {}, {}, ids.strings(), none, [], {}, extras, (), generation=number, made=made, values=values, digest=digest
+    )
 
 
 def _beside(reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts: Counts) -> list[JoinedColumn]:
@@ -142,8 +147,9 @@ def _beside(reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts
     if joined is catalog:
         joined_rows = np.arange(len(catalog), dtype=np.int64)
     else:
-        row_of = {sample: row for row, sample in enumerate(joined.ids)}
-        joined_rows = np.fromiter((row_of.get(sample, -1) for sample in catalog.ids), np.int64, len(catalog))
+        normal = partial(unicodedata.normalize, "NFC")  # as a pass writes ids; a publisher may spell them in another form
+        row_of = {sample: row for row, sample in enumerate(map(normal, joined.ids))}
+        joined_rows = np.fromiter((row_of.get(sample, -1) for sample in map(normal, catalog.ids)), np.int64, len(catalog))
     columns: list[JoinedColumn] = []
     for part in joined.columns:
         column = _aligned(part, joined.name, catalog, joined_rows, counts)
@@ -163,10 +169,11 @@ def _aligned(part: KeyColumn, data_set: str, catalog: Catalog, joined_rows: NDAr
     variants = np.broadcast_to(np.asarray(counts, np.int64), has.shape)
     if (odd := np.flatnonzero((has > 1) & (has != variants))).size:
         row = int(odd[0])
+        what = f"the sample {catalog.ids[row]!r} has {plural(int(has[row]), 'key')} of the part {part.encoder!r} in {data_set!r}"
+        if data_set == catalog.name:
+            raise BadInput(f"{what}, one for each variant of a picture: join it to the data set that has these pictures", option="name")
         raise BadInput(
-            f"the sample {catalog.ids[row]!r} has {plural(int(has[row]), 'key')} of the part {part.encoder!r} in {data_set!r}, but"
-            f" {plural(int(variants[row]), 'variant')} of its picture: publish one key, or one for each variant",
-            option="join",
+            f"{what}, but {plural(int(variants[row]), 'variant')} of its picture: publish one key, or one for each variant", option="join"
         )
     each = np.where(has > 0, variants, 0)
     starts = np.concatenate([[0], np.cumsum(each)])

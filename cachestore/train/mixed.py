@@ -299,5 +299,10 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
             if ours.get(name) != theirs.get(name):
                 why = f"{name} was made by another model or with other settings; encode both with the same"
                 break
+        there = other.features
+        for name, feature in one.features.items():  # of what was published, which has no recipe
+            if name in there and feature.is_unlike(there[name]):
+                why, differing = f"{name} of one is {feature}, of the other {there[name]}; join both to tensors of one kind", "join"
+                break
     if why:
         raise BadInput(f"{one!r} and {other!r} cannot be mixed: {why}", option=differing)

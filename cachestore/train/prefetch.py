@@ -141,6 +141,11 @@ class Prefetcher(Dataset[Any]):
         """What decides the values of the data set's samples, by name: as the data set's, if it has it, else its digest."""
         return getattr(self._data, "content", None) or {"digest": self._data.digest}
 
+    @property
+    def joined(self) -> Mapping[str, tuple[str, int]]:
+        """The joined data sets of the data set, if it has any."""
+        return getattr(self._data, "joined", {})
+
     def __repr__(self) -> str:
         return repr(self._data)
 

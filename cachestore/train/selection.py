@@ -126,7 +126,8 @@ def join_all(
     found: list[Join] = []
     counts: int | NDArray[np.int64] = 1
     if catalog.made not in HAVE_SOURCES:
-        found, catalog = [Join.of_itself(reader, catalog)], without_parts(catalog)
+        own, catalog = Join.of_itself(reader, catalog), without_parts(catalog)
+        found = [own] if own.columns else []
     elif joins:
         resolution = chosen_resolution(catalog, options.resolution)
         counts = count_variants(catalog, trained_column(catalog, resolution, options.latents), resolution)
@@ -213,12 +214,13 @@ class Selection:
     def missing(self) -> Mapping[str, Sequence[str]]:
         """By joined data set, the ids of samples that are complete but for its parts."""
         complete, ids = complete_rows(self.catalog), self.catalog.ids
-        found: dict[str, Sequence[str]] = {}
+        found: dict[str, dict[str, None]] = {}
         for join in self.options.joins:
             rows: list[int] = complete[~join.is_there[complete]].tolist()
             if rows:
-                found[join.data_set] = [ids[row] for row in rows]
-        return found
+                lack = found.setdefault(join.data_set, dict[str, None]())  # which may be joined twice, in two generations
+                lack.update((ids[row], None) for row in rows)
+        return {data_set: list(lack) for data_set, lack in found.items()}
 
     def hand_over(self) -> dict[str, Any]:
         """What `take_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
@@ -359,7 +361,8 @@ class Selection:
 
     @cached_property
     def _indices(self) -> Mapping[str, int]:
-        return {sample_id: len(self.ids) - index for index, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
+        ids = self.ids if self.catalog.made in HAVE_SOURCES else [unicodedata.normalize("NFC", one) for one in self.ids]
+        return {sample_id: len(ids) - index for index, sample_id in enumerate(reversed(ids), 1)}  # the first of equal ones
 
     def index_of(self, sample_id: str) -> int:
         """The index of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed on."""
@@ -418,14 +421,20 @@ class Selection:
         values = self.catalog.values
         if not values and all(text == _NO_EXTRAS for text in texts):
             return ()
-        published: list[dict[str, Any]] = [{name: column[row] for name, column in values.items()} for row in rows]
-        columns: list[dict[str, Any]] = [json.loads(text) | own for text, own in zip(texts, published, strict=True)]
+        columns: list[dict[str, Any]] = [json.loads(text) for text in texts]
+        for name, column in values.items():
+            for row, extras in zip(rows, columns, strict=True):
+                extras[name] = column[row]
         used = {*names, *SIZES, *(name for text in (*self.texts, *self.embeds, *self.joined) for name in text.block.names())}
         for row, extras in zip(rows, columns, strict=True):
             if clash := sorted(used.intersection(extras)):
+                what = f"sample {self.catalog.ids[row]!r} has its own column {clash[0]!r}, but a batch uses that name itself"
+                if self.catalog.made not in HAVE_SOURCES:
+                    raise BadInput(f"{what}; publish the column under another name", option="name")
+                if clash[0] in {name for text in self.joined for name in text.block.names()}:
+                    raise BadInput(f"{what}; choose another name in join", option="join")
                 raise BadInput(
-                    f"sample {self.catalog.ids[row]!r} has its own column {clash[0]!r}, but a batch uses that name itself; rename"
-                    " the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
+                    f"{what}; rename the column in the manifest and run `cachestore precompute` again (nothing is encoded twice)"
                 )
         return columns
 

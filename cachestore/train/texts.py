@@ -29,7 +29,10 @@ def _join(form: Form, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def stored_tensor(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """The tensor of an entry that its recipe names. Raises FormatError if the entry has none."""
     if name not in stored:
-        raise FormatError(f"an entry holds {', '.join(sorted(stored)) or 'nothing'}, but its recipe names {name}; run `cachestore verify`")
+        holds = ", ".join(sorted(stored)) or "nothing"
+        raise FormatError(
+            f"an entry holds {holds}, but its recipe, or the first entry of a joined part, names {name}; run `cachestore verify`"
+        )
     return stored[name]
 
 

@@ -150,6 +150,70 @@ def test_a_saved_position_is_of_the_joined_generation(root):
     assert CachedDataset(root, join={"dino": ("train/dino", number)}, generation=newer.generation).is_pinned
 
 
+def test_a_loader_saves_the_joined_generation_with_its_position(root):
+    state = cs.make_loader(CachedDataset(root, join={"dino": "train/dino"}), batch_size=2).state_dict()
+    assert state["joined"] == {"dino": ["train/dino", CachedDataset(root, "train/dino").generation]}
+    publish(root, "train/dino", IDS, turn=1)
+    with pytest.raises(BadInput) as raised:
+        cs.make_loader(CachedDataset(root, join={"dino": "train/dino"}), batch_size=2).load_state_dict(state)
+    assert raised.value.option == "join"
+
+
+def test_samples_that_lack_a_part_in_either_of_two_generations_are_named(root):
+    first, second = publish(root, "some", IDS[1:]), publish(root, "some", IDS[:-1], turn=1)
+    data = CachedDataset(root, join={"a": ("some", first), "b": ("some", second)}, missing="drop")
+    assert data.missing == {"some": [IDS[0], IDS[-1]]}
+    for turn, name in enumerate("ab"):
+        assert torch.equal(data[0][name], torch.from_numpy(vector(IDS[1], turn)))
+
+
+def test_ids_of_another_unicode_form_are_the_same(tmp_path):
+    decomposed, composed = "e\u0301.png", "\u00e9.png"
+    make_store(tmp_path, [Row(composed)], recipes())
+    publish(tmp_path, "train/dino", [decomposed])
+    assert torch.equal(CachedDataset(tmp_path, join={"dino": "train/dino"})[0]["dino"], torch.from_numpy(vector(decomposed)))
+    assert CachedDataset(tmp_path, "train/dino").index(composed) == 0
+
+
+def test_a_published_data_set_without_rows_has_no_samples_and_nothing_to_join(root):
+    with cs.open(root, mode="a") as store:
+        store.publish("empty", {})
+        store.publish("variants", {IDS[0]: {"dino": [cs.key("train/dino", IDS[0], "dino", "0")] * 2}})
+    assert len(pickle.loads(pickle.dumps(CachedDataset(root, "empty")))) == 0
+    for name, join, option in (("train", {"dino": "empty"}, "join"), ("variants", None, "name")):
+        with pytest.raises(BadInput) as raised:
+            CachedDataset(root, name, join=join)
+        assert raised.value.option == option
+
+
+def test_tensors_of_other_shapes_in_a_bucket_are_refused_in_a_batch_and_read_alone(root):
+    publish(root, "ragged", IDS, tensors=lambda sample: {"value": noise(sample, shape=[int(sample[0]) + 1])})
+    data = CachedDataset(root, join={"dino": "ragged"})
+    assert data[2]["dino"].shape == (3,)
+    with pytest.raises(BadInput, match="batch_size=1"):
+        data.read_batch([0, 2])
+
+
+def test_a_joined_data_set_is_read_from_an_address(root, tmp_path):
+    pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+    address = f"file://{tmp_path}/there"
+    cs.push(root, address)
+    own, data = CachedDataset(root, join={"dino": "train/dino"}), CachedDataset(address, join={"dino": "train/dino"}, local=tmp_path / "l")
+    assert (data.joined, data.content) == (own.joined, own.content)
+    for one, other in zip(cs.make_loader(data, batch_size=2), cs.make_loader(own, batch_size=2), strict=True):
+        same(one, other)
+
+
+def test_the_room_of_a_local_folder_is_for_joined_values_too(root, tmp_path, caplog):
+    pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+    publish(root, "large", IDS, tensors=lambda sample: {"value": noise(sample, shape=[50_000])})
+    cs.push(root, f"file://{tmp_path}/there")
+    for name, join in (("train", {"dino": "large"}), ("large", None)):
+        caplog.clear()
+        CachedDataset(f"file://{tmp_path}/there", name, join=join, local=tmp_path / name, limit=600_000)
+        assert "every epoch downloads" in caplog.text
+
+
 def test_a_published_data_set_is_read_by_itself(root):
     with cs.open(root, mode="a") as store:
         keys = np.frombuffer(b"".join(cs.key("train/dino", s, "dino", "0") for s in IDS), np.uint8).reshape(-1, 16)
@@ -183,3 +247,34 @@ def test_a_join_commutes_with_parts_and_mixes(of_one_bucket, chosen, epoch):
         batch, expected = one.read_batch(range(len(one))), other.read_batch(range(len(other)))
         assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
         same(batch, expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(IDS), min_size=4, max_size=12), st.integers(1, 2), st.integers(1, 2), st.integers(0, 3), st.data())
+def test_a_join_commutes_with_resuming(of_one_bucket, chosen, before, after, seed, data):
+    """A resumed training reads what it would have read without the join, with the joined tensors beside it."""
+    plain = CachedDataset(of_one_bucket).select(chosen)
+    joined = CachedDataset(of_one_bucket, join={"dino": "train/dino"}).select(chosen)
+    taken = data.draw(st.integers(0, len(chosen) // 2 // before))
+    rest = {}
+    for own in (plain, joined):
+        first = BucketBatchSampler(own, batch_size=2, seed=seed, rank=0, num_replicas=before, tail="pad")
+        for _batch in zip(range(taken), first, strict=False):
+            pass
+        resumed = [BucketBatchSampler(own, batch_size=2, seed=seed, rank=r, num_replicas=after, tail="pad") for r in range(after)]
+        for one in resumed:
+            one.load_state_dict(first.state_dict())
+        rest[own] = [(one.state_dict()["consumed"], [own.read_batch(batch) for batch in one]) for one in resumed]
+    for (consumed, batches), (bare_consumed, bare) in zip(rest[joined], rest[plain], strict=True):
+        assert (consumed, len(batches)) == (bare_consumed, len(bare))
+        for batch, expected in zip(batches, bare, strict=True):
+            assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
+            same(batch, expected)
+
+
+@pytest.mark.parametrize("like", [{"dtype": np.float16, "shape": [5]}, {"shape": [5, 1]}], ids=["dtype", "axes"])
+def test_parts_of_another_kind_are_not_mixed(root, like):
+    publish(root, "other", IDS, tensors=lambda sample: {"value": noise(sample, **like)})
+    with pytest.raises(BadInput) as raised:
+        MixedDataset([CachedDataset(root, join={"dino": name}) for name in ("train/dino", "other")])
+    assert raised.value.option == "join"

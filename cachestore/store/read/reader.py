@@ -18,7 +18,7 @@ from cachestore.core.words import first_of, noun, plural
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import is_of_a_signal
 from cachestore.files.paths import Layout
-from cachestore.store.format.catalog import Catalog
+from cachestore.store.format.catalog import KeyColumn
 from cachestore.store.format.entry import split
 from cachestore.store.format.index import Verdict
 from cachestore.store.format.locations import Located, Location
@@ -283,7 +283,7 @@ class Reader:
         del name, generation
         return None
 
-    def make_room_for(self, catalog: Catalog, called: str) -> None:
+    def make_room_for(self, columns: Sequence[KeyColumn], called: str) -> None:
         """Make room in the local cache for the values of a data set. A store in a folder has no cache."""
 
     def _find(self, keys: Sequence[Key]) -> list[list[Location]]:

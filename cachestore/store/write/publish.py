@@ -164,7 +164,7 @@ class Session:
                 return list_line(layout, self.name).highest
             number = self._link(self._attempt)
             self._attempt = _Attempt()
-            _fold(layout, self.name, number, least_rows=_TABLE_ROWS, share=2)
+            _fold(layout, self.name, number, least_rows=_TABLE_ROWS, part=2)
         return number
 
     def publish(self, changes: Changes) -> int:
@@ -182,7 +182,7 @@ class Session:
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
         number = self.flush()
-        _fold(self._store.layout, self.name, number, least_rows=1, share=8)
+        _fold(self._store.layout, self.name, number, least_rows=1, part=8)
 
     def __enter__(self) -> "Self":
         self._appender.__enter__()
@@ -528,15 +528,15 @@ def _laid_over(before: Catalog, given: Rows, changes: Changes) -> Catalog:
     return replace(laid, values=values)
 
 
-def _fold(layout: Layout, name: str, number: int, *, least_rows: int, share: int) -> None:
-    """Make blocks that end with an entry, and a table if at least so many rows, and a `share`-th of the table's, are above the newest one.
+def _fold(layout: Layout, name: str, number: int, *, least_rows: int, part: int) -> None:
+    """Make blocks that end with an entry, and a table if at least so many rows, and one in `part` of the table's, are above the newest one.
 
     Never raises: what was flushed is there without them, and a later fold makes what could not be made now.
     """
 
     def is_due() -> bool:
         rows = rows_above(layout, name)
-        return rows >= least_rows and share * rows >= _table_rows(layout, name)
+        return rows >= least_rows and part * rows >= _table_rows(layout, name)
 
     with suppress(CacheStoreError, OSError):
         make_blocks(layout, name, number)
