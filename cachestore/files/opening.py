@@ -359,7 +359,10 @@ def free_bytes(folder: Path) -> int:
 def refuse_reading(path: Path, error: OSError) -> NoReturn:
     """Raise ReadFailed for an error of the system. Errors of cachestore, of a missing file and of a signal handler are raised unchanged."""
     if isinstance(error, (CacheStoreError, *_ABSENT)) or is_of_a_signal(error):
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # or frame and error would keep each other, and with them all that callers hold, until a collection
     raise numbered(ReadFailed(f"cannot read {path}: {reason_of(error)}; fix that, then run the same command again"), error) from error
 
 

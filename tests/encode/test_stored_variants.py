@@ -361,7 +361,9 @@ def test_fill_dataset_gives_the_pixels_that_each_cell_of_the_latents_was_made_of
         found, rows = catalog(root), store.dataset("train/own")
         column = next(column for column in found.columns if column.role == "image" and column.options["resolution"] == resolution)
         for row, name in enumerate(found.ids):
-            values = store.get_many(list(rows[name]["value"]), as_numpy=True)
+            keys = rows[name]["value"]
+            assert isinstance(keys, list)
+            values = store.get_many(keys, as_numpy=True)
             stored = store.get_many(column.row_keys(row), as_numpy=True)
             assert len(values) == VARIANTS
             assert all(np.allclose(ours["moments"], theirs["moments"], atol=1e-4) for ours, theirs in zip(values, stored, strict=True))
