@@ -424,7 +424,7 @@ def _rename(layout: Layout, temporary: Path, final: Path) -> bool:
     A claim that a killed process left goes by proof of its death, or as any file in `tmp/` a day later. A process that sleeps for so long
     finds its temporary file gone too. So nobody replaces a file.
     """
-    claim = layout.new_temporary(digest_of([str(final.relative_to(layout.root)).encode()]))
+    claim = layout.new_temporary(digest_of([layout.relative(final).encode()]))
     make_folder(layout, claim.parent)
     since = time.monotonic()
     while not final.exists():

@@ -204,7 +204,7 @@ class TestReading:
             (lambda root: upkeep.drop(root, "train", apply=False), "cachestore.care.collect.plans_of"),
             (cs.repair, "cachestore.care.repair.good_entries"),
             (cs.repair, "cachestore.care.repair._find_damage"),
-            (cs.stats, "cachestore.store.read.stats.list_names"),
+            (cs.stats, "cachestore.store.read.stats.list_data_sets"),
             (doctor.examine, "cachestore.care.doctor.lost_catalogs"),
         ],
         ids=["verify", "gc", "compact", "drop", "repair a segment", "repair", "stats", "doctor"],

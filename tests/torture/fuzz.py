@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from cachestore.care.lines import read_known
 from cachestore.care.losses import read_lost
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.keys import Key, Recipe
@@ -34,8 +35,10 @@ from cachestore.jobs.share.progress import Observer
 from cachestore.jobs.share.workers import Watch, read_heartbeat
 from cachestore.store.format.catalog import open_catalog, read_catalog
 from cachestore.store.format.index import check
+from cachestore.store.format.line import read_entry, read_start
 from cachestore.store.format.marked import read_marked
 from cachestore.store.format.segment import read_contents
+from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import open_layout
 from cachestore.store.write.model_digests import load_digests
 from tests.torture.campaign import Campaign, Outcome, judged, scratch
@@ -190,6 +193,18 @@ def _read_catalog(layout: Layout, path: Path) -> None:
             str(one.ids[row])
 
 
+def _read_changes(layout: Layout, path: Path) -> None:
+    name, number = paths.decode_name(path.parent.name), paths.parse_block(path.name) or paths.parse_entry(path.name)
+    assert number is not None
+    read_start(layout, name, number)
+    entry = read_entry(layout, name, number)
+    for sample, change in entry.changes.items():
+        str((sample, change))
+    with suppress(CacheStoreError):
+        Reader(layout.root).dataset(name)
+    read_known(layout, name)
+
+
 def _read_plan(layout: Layout, path: Path) -> None:
     name = path.parent.name
     with suppress(CacheStoreError):
@@ -262,6 +277,7 @@ PARSERS: Final[Mapping[str, Callable[[Layout, Path], object]]] = {
     "segment": _read_segment,
     "index": _read_index,
     "catalog": _read_catalog,
+    "changes": _read_changes,
     "plan": _read_plan,
     "round": _read_round,
     "claim": _read_claim,

@@ -313,10 +313,17 @@ def operations_of(notes: Sequence[Note], began: Sequence[Operation] = ()) -> lis
             case "link" if note["p"] in current and (number := _number_of(note["path"])):
                 current[note["p"]].links.append(number)
             case "published":
-                current[note["p"]].number, current[note["p"]].ended = note["n"], at
+                current[note["p"]].ended = at
+                current[note["p"]].number = _linked_number(current[note["p"]], note["n"])
             case _:
                 pass
     return found
+
+
+def _linked_number(operation: Operation, returned: int) -> int:
+    """The number of the entry that was acknowledged. Rows that are laid over others return a generation that has later entries too."""
+    linked = [number for number in operation.links if number <= returned]
+    return linked[-1] if operation.what == "update" and linked else returned
 
 
 def _number_of(path: str) -> int:
