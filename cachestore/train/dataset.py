@@ -31,7 +31,7 @@ from cachestore.train.check import check_model
 from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
-from cachestore.train.joined import Missing, lacking, parse_joins, read_state, refuse_missing
+from cachestore.train.joined import Missing, lacking, parse_joins, read_joined, read_state, refuse_missing
 from cachestore.train.rows import RowReader
 from cachestore.train.selection import DataOptions, Selection, index_in, join_all
 from cachestore.train.split import split_indices
@@ -136,8 +136,9 @@ class CachedDataset(Dataset[SampleDict]):
             seed=seed,
             is_pinned=asked is not None and not any(isinstance(wanted, str) for wanted in joins.values()),
         )
+        joined_catalogs = {called: read_joined(reader, wanted) for called, wanted in joins.items()}
         with _Naming(options.called):
-            catalog, options = join_all(reader, catalog, options, joins)
+            catalog, options = join_all(reader, catalog, options, joined_catalogs)
             self._read_from(reader, Selection.of(catalog, options, Epoch()))
             if self.missing and missing == "error":
                 refuse_missing(self.missing)
