@@ -105,7 +105,7 @@ class CachedDataset(Dataset[SampleDict]):
                 what is free on the disk. What has no room is downloaded in every epoch.
             join: published data sets of the same store whose tensors samples have too, by sample id: `{"dino": "train/dino"}`, or
                 `{"dino": ("train/dino", 3)}` for its generation 3. A sample has the tensor as `dino`; several of an entry as
-                `dino.NAME`, those of several parts as `dino.PART`. They are returned as stored.
+                `dino.NAME`, those of several parts as `dino.PART`. They are returned as stored, or in `dtype`.
             missing: "error" if a sample lacks a part of a joined data set, or "drop" to leave it out: `missing` then lists them.
 
         Raises:
