@@ -1,6 +1,7 @@
 """The lines of `docs/publishing.md`, run where a store of a few samples stands."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def names(tmp_path, monkeypatch, makers):
 
 def rows(name):
     with cs.open("cache/") as store:
-        found = store.dataset(name)
+        found: Any = store.dataset(name)
         return {sample: {part: store.get(key, as_numpy=True) for part, key in found[sample].items()} for sample in found}
 
 
