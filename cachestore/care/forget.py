@@ -159,7 +159,7 @@ def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now:
         named = _find(layout, names, samples)
         check_for_reading(layout)
         if unknown := [one for one in ids if one not in named.samples]:
-            lists = f"{layout.command('ls')} with --samples lists them"
+            lists = f"{layout.command('ls --samples')} lists those that there are"
             where = f"nothing in {layout.root} names the {noun(len(unknown), 'sample')} {first_of(map(repr, unknown))}"
             raise BadInput(f"{where}: it was forgotten already, or its id is another one ({lists})", option="samples")
         if heartbeats := at_work(layout, now=time.time(), plans=frozenset(named.plans)):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cachestore.cli import FAILURES, add_store, tell
 from cachestore.cli.data_sets import add_name
-from cachestore.core.words import first_of, human_bytes, noun, plural
+from cachestore.core.words import first_of, human_bytes, listed, noun, plural
 
 if TYPE_CHECKING:
     from cachestore.care.forget import ForgetReport
@@ -35,7 +35,7 @@ def _in_words(report: "ForgetReport", *, is_now: bool) -> list[str]:
     would = "" if report.applied else "would be "
     them = noun(len(report.samples), "it", "them")
     lines = [f"{name}: {would}published without {them} as generation {n}" for name, n in report.generations.items()]
-    older = [f"{', '.join(map(str, numbers))} of {name!r}" for name, numbers in report.older.items()]
+    older = [f"{listed(numbers)} of {name!r}" for name, numbers in report.older.items()]
     count = sum(map(len, report.older.values()))
     if is_now:
         removed = f"{plural(report.values, 'value')}, {plural(count, 'older generation')} and {plural(len(report.plans), 'plan')}"
@@ -46,7 +46,7 @@ def _in_words(report: "ForgetReport", *, is_now: bool) -> list[str]:
         lines += [f"kept: the value {key}, as {who} needs it" for key, who in report.kept.items()]
     else:
         if older:
-            names = f"{noun(count, 'generation', 'generations')} {', '.join(older)} {noun(count, 'names', 'name')} {them}"
+            names = f"{noun(count, 'generation', 'generations')} {listed(older)} {noun(count, 'names', 'name')} {them}"
             lines.append(f"{names} until `cachestore gc` removes {noun(count, 'it', 'them')} as old, and then the values")
         if report.plans:
             lists = f"{noun(len(report.plans), 'lists', 'list')} {them}"

@@ -31,7 +31,7 @@ from cachestore.train.check import check_model
 from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
-from cachestore.train.joined import Missing, lacking, parse_joins, read_state, refuse_missing
+from cachestore.train.joined import Missing, lacking, parse_joins, read_joined, read_state, refuse_missing
 from cachestore.train.rows import RowReader
 from cachestore.train.selection import DataOptions, Selection, index_in, join_all
 from cachestore.train.split import split_indices
@@ -105,7 +105,7 @@ class CachedDataset(Dataset[SampleDict]):
                 what is free on the disk. What has no room is downloaded in every epoch.
             join: published data sets of the same store whose tensors samples have too, by sample id: `{"dino": "train/dino"}`, or
                 `{"dino": ("train/dino", 3)}` for its generation 3. A sample has the tensor as `dino`; several of an entry as
-                `dino.NAME`, those of several parts as `dino.PART`. They are returned as stored.
+                `dino.NAME`, those of several parts as `dino.PART`. They are returned as stored, or in `dtype`.
             missing: "error" if a sample lacks a part of a joined data set, or "drop" to leave it out: `missing` then lists them.
 
         Raises:
@@ -136,8 +136,9 @@ class CachedDataset(Dataset[SampleDict]):
             seed=seed,
             is_pinned=asked is not None and not any(isinstance(wanted, str) for wanted in joins.values()),
         )
+        joined_catalogs = {called: read_joined(reader, wanted) for called, wanted in joins.items()}
         with _Naming(options.called):
-            catalog, options = join_all(reader, catalog, options, joins)
+            catalog, options = join_all(reader, catalog, options, joined_catalogs)
             self._read_from(reader, Selection.of(catalog, options, Epoch()))
             if self.missing and missing == "error":
                 refuse_missing(self.missing)

@@ -22,7 +22,7 @@ from cachestore.core.read_block import Form, TextBlock
 from cachestore.core.samples import MASK
 from cachestore.core.words import first_of, plural
 from cachestore.files.table import Digests, Repeated, Texts, run_of
-from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, KeyColumn, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, MADE, Catalog, KeyColumn, read_catalog
 from cachestore.store.format.entry import TensorSpec
 from cachestore.store.format.line import list_line, made_column
 from cachestore.store.read.reader import Reader
@@ -61,18 +61,9 @@ class Join:
     columns: Sequence[JoinedColumn]
 
     @classmethod
-    def read(cls, reader: Reader, name: str, wanted: "str | tuple[str, int]", catalog: Catalog, counts: Counts) -> "Self":
+    def of(cls, reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts: Counts) -> "Self":
         """Lay the parts of a data set beside the rows of a catalog. Raises BadInput, FormatError, MissingEntry."""
-        data_set, asked = (wanted, None) if isinstance(wanted, str) else wanted
-        joined = read_state(reader, data_set, asked)
-        if joined.made in HAVE_SOURCES:
-            what = f"the data set {data_set!r} of {reader.layout.shown} was made by a pass over captions and pictures"
-            raise BadInput(
-                f"{what}: encode all of one model under one name, or join what `store.publish` or `fill_dataset` made", option="join"
-            )
-        if not joined.columns:
-            raise BadInput(f"the data set {data_set!r} of {reader.layout.shown} has no parts to join: it has no rows yet", option="join")
-        return cls(name, data_set, joined.generation, _beside(reader, name, joined, catalog, counts))
+        return cls(name, joined.name, joined.generation, _beside(reader, name, joined, catalog, counts))
 
     @classmethod
     def of_itself(cls, reader: Reader, catalog: Catalog) -> "Self":
@@ -111,6 +102,21 @@ def parse_joins(join: object) -> dict[str, str | tuple[str, int]]:
             refuse(f"join[{name!r}]", "a data set's name, or (name, generation)", wanted)
         found[name] = as_text(f"join[{name!r}]", pair[0]), as_whole(f"join[{name!r}][1]", pair[1], least=0)
     return found
+
+
+def read_joined(reader: Reader, wanted: "str | tuple[str, int]") -> Catalog:
+    """Read a data set that is to be joined. Raises BadInput, FormatError; RemoteFailed for an address."""
+    name, asked = (wanted, None) if isinstance(wanted, str) else wanted
+    try:
+        joined = read_state(reader, name, asked)
+    except BadInput as error:
+        raise BadInput(str(error), option="join") from error
+    what = f"the data set {name!r} of {reader.layout.shown} cannot be joined"
+    if joined.made in HAVE_SOURCES:
+        raise BadInput(f"{what}: it was {MADE[joined.made]}; join takes what `store.publish` or `cs.fill_dataset` made", option="join")
+    if not joined.columns:
+        raise BadInput(f"{what}: it has no rows with keys yet", option="join")
+    return joined
 
 
 def read_state(reader: Reader, name: str, asked: int | None) -> Catalog:

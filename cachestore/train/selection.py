@@ -119,19 +119,17 @@ def called(layout: Layout, name: str) -> str:
     return f"the data set {name!r} of {layout.shown}"
 
 
-def join_all(
-    reader: Reader, catalog: Catalog, options: DataOptions, joins: Mapping[str, str | tuple[str, int]]
-) -> tuple[Catalog, DataOptions]:
-    """Read what is joined to a catalog. Returns the catalog as rows and columns, and the options with the joins. Raises as `Join.read`."""
+def join_all(reader: Reader, catalog: Catalog, options: DataOptions, joined: Mapping[str, Catalog]) -> tuple[Catalog, DataOptions]:
+    """Join data sets to a catalog. Returns the catalog as rows and columns, and the options with the joins. Raises as `Join.of`."""
     found: list[Join] = []
     counts: int | NDArray[np.int64] = 1
     if catalog.made not in HAVE_SOURCES:
         own, catalog = Join.of_itself(reader, catalog), without_parts(catalog)
         found = [own] if own.columns else []
-    elif joins:
+    elif joined:
         resolution = chosen_resolution(catalog, options.resolution)
         counts = count_variants(catalog, trained_column(catalog, resolution, options.latents), resolution)
-    found += [Join.read(reader, name, wanted, catalog, counts) for name, wanted in joins.items()]
+    found += [Join.of(reader, name, one, catalog, counts) for name, one in joined.items()]
     return catalog, replace(options, joins=tuple(found))
 
 

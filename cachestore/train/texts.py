@@ -31,7 +31,8 @@ def stored_tensor(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor
     if name not in stored:
         holds = ", ".join(sorted(stored)) or "nothing"
         raise FormatError(
-            f"an entry holds {holds}, but its recipe, or the first entry of a joined part, names {name}; run `cachestore verify`"
+            f"an entry has no tensor {name!r}; it has {holds}. All entries of a published part need the same names; if it is not one, run "
+            "`cachestore verify`"
         )
     return stored[name]
 

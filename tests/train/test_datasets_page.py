@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import cachestore as cs
@@ -31,8 +30,7 @@ def names(tmp_path, monkeypatch):
     made = recipes_of_model(tmp_path / "path/of/the/model")
     make_store(tmp_path / "cache", ROWS, made)
     photos = cs.CachedDataset("cache/")
-    encode = lambda batch: {key: {"embeds": np.zeros(2, np.float32)} for key, _item in batch}  # noqa: E731 - a name of the page
-    return {"cs": cs, "made": made, "photos": photos, "drawings": photos.select([0, 1]), "encode": encode}
+    return {"cs": cs, "made": made, "photos": photos, "drawings": photos.select([0, 1])}
 
 
 def test_the_page_has_lines_for_each_of_these():
@@ -44,8 +42,6 @@ def test_the_page_has_lines_for_each_of_these():
         "Several data sets",
         "Resolutions, crops and mirrored pictures",
         "Inside a script that has a Hugging Face data set",
-        "Values of your own",
-        "Making what is missing",
     ]
 
 
@@ -87,23 +83,6 @@ def test_the_lines_on_parts_hand_out_parts(names):
     assert (len(names["train"]), list(names["held_out"].ids)) == (12, ["cat.png", "dog.png"])
 
 
-def test_the_lines_on_values_of_your_own_make_all_but_what_fails(names, capsys):
-    def look_at(paths):
-        if any(path.name == "broken.png" for path in paths):
-            raise OSError("it is no picture")
-        return np.arange(len(paths), dtype=np.float32)[:, None]
-
-    Path("clip").mkdir()
-    Path("clip/model.safetensors").write_bytes(b"weights")
-    paths = [Path("a.png"), Path("broken.png"), Path("b.png")]
-    for path in paths:
-        path.write_text(path.name)
-    names |= {"look_at": look_at, "paths": paths}
-    exec(lines()["Values of your own"], names)
-    assert (names["report"].encoded, names["report"].failed, names["vector"].shape) == (2, 1, (1,))
-    assert capsys.readouterr().out == f"{names['wanted'][1][0]} it is no picture\n"
-
-
 def test_the_lines_on_several_data_sets_make_batches_of_all(names):
     exec(lines()["Several data sets"], names)
     assert len(names["mixed"]) == 117
@@ -126,13 +105,3 @@ def test_the_lines_on_a_data_set_of_hugging_face_read_its_rows(names):
     first, second = names["loader"]
     assert (first["sample_id"], second["sample_id"]) == (["dog.png", "cat.png"], ["7.png"])
     assert first["latents"].equal(data.read_batch([data.index("dog.png"), data.index("cat.png")])["latents"])
-
-
-def test_the_lines_on_what_is_missing_make_it(names):
-    first, second = Path("a.png"), Path("b.png")
-    for path in (first, second):
-        path.write_bytes(path.name.encode())
-    names["batches"] = [[first, second], [second]]
-    exec(lines()["Making what is missing"], names)
-    assert len(names["entries"]) == 1
-    assert cs.key("my model", b"b.png") in cs.open("cache/")

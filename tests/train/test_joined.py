@@ -110,18 +110,18 @@ def test_a_key_for_each_variant_goes_with_it_and_one_of_the_whole_picture_with_a
         one, other = cs.key("train/dino", IDS[0], "dino", "0"), cs.key("train/dino", IDS[1], "dino", "0")
         store.publish("both", {IDS[0]: {"dino": one}, IDS[1]: {"dino": [one, other]}, "not there": {"dino": one}})
         catalog = read_state(store, "train", None)
-        [joined] = Join.read(store, "dino", "both", catalog, 2).columns
+        [joined] = Join.of(store, "dino", read_state(store, "both", None), catalog, 2).columns
         assert [joined.column.row_keys(row) for row in range(3)] == [[one, one], [one, other], []]
         with pytest.raises(BadInput) as raised:
-            Join.read(store, "dino", "both", catalog, 3)
+            Join.of(store, "dino", read_state(store, "both", None), catalog, 3)
     assert raised.value.option == "join"
 
 
 @pytest.mark.parametrize(
     ("join", "option"),
     [
-        ({"dino": "nowhere"}, "name"),
-        ({"dino": ("train/dino", 99)}, "generation"),
+        ({"dino": "nowhere"}, "join"),
+        ({"dino": ("train/dino", 99)}, "join"),
         ({"dino": "train"}, "join"),
         ({"latents": "train/dino"}, "join"),
         ({"prompt_embeds": "train/dino"}, "join"),

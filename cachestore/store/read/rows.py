@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cachestore.core.arguments import as_many, as_mapping, as_text, refuse
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import KEY_BYTES, Key
-from cachestore.core.words import did_you_mean, first_of
+from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.paths import BlockName, Layout, damaged
 from cachestore.files.table import Digests, Repeated, offsets_of, run_of
 from cachestore.store.format.catalog import NO_KEY, Catalog, KeyColumn, Kind, Made, list_names, read_catalog
@@ -228,7 +228,7 @@ def _column_of_keys(part: object, keys: Any, rows: int) -> KeyColumn:
         joined = b"".join(NO_KEY if one == NO_KEY else _as_key(one) for one in as_many(f"parts[{named!r}]", keys, "keys"))
         raw = np.frombuffer(joined, np.uint8).reshape(-1, KEY_BYTES)
     if len(raw) != rows:
-        raise BadInput(f"the part {named!r} has {len(raw)} keys for {rows} ids", option="rows")
+        raise BadInput(f"the part {named!r} has {plural(len(raw), 'key')}, but there are {plural(rows, 'id')}", option="rows")
     is_there = raw.any(axis=1)
     if is_there.all():
         return made_column(named, range(rows + 1), Digests(memoryview(raw.tobytes()), KEY_BYTES))
@@ -285,8 +285,9 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
 
 
 def _no_number(layout: Layout, name: str, number: int) -> BadInput:
-    there = first_of(map(str, reversed(list_line(layout, name).tables))) or "none"
-    return BadInput(f"{layout.shown}: the data set {name!r} has no generation {number} (any more); it has {there}", option="generation")
+    line = list_line(layout, name)
+    there = first_of(map(str, sorted({*line.tables, *[line.highest] * line.is_there}, reverse=True))) or "none"
+    return BadInput(f"the data set {name!r} of {layout.shown} has no generation {number}; it has {there}", option="generation")
 
 
 def _read_state(layout: Layout, name: str, table: int, entries: Sequence[int | BlockName], last: int) -> Catalog:

@@ -141,5 +141,5 @@ class Files:
 def _name_of(path: "str | os.PathLike[str]") -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text:  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
-        refuse("path", "a path, and not empty", text)
+        refuse("path", "a text or a path that is not empty", text)
     return str(PurePosixPath(text))

@@ -306,8 +306,9 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
     if lost := _copy_marked(store, named.keys):
         samples = named.samples_of(lost)
         rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
-        where = f"not in {store.layout.root}: {first_of(map(repr, samples))} with {first_of(sorted(lost))}"
-        raise BadInput(f"{rows} {where}; put the values first, then publish {name!r}", option="rows")
+        where = f"{first_of(map(repr, samples))} with {first_of(sorted(lost))}"
+        absent = f"{noun(len(lost), 'is', 'are')} not in {store.layout.root}"
+        raise BadInput(f"{rows} that {absent}: {where}; put the values first, then publish {name!r}", option="rows")
 
 
 def _copy_marked(store: "Store", keys: "np.ndarray[Any, np.dtype[np.uint8]]") -> set[Key]:

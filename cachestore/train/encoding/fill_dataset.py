@@ -207,7 +207,10 @@ class _Samples:
     @classmethod
     def of(cls, store: Store, catalog: Catalog, resolution: int | None, seed: bytes, shows: _Shows) -> "_Samples":
         """Find the latents and files of a data set. Raises BadInput."""
-        size = chosen_resolution(catalog, resolution) if shows.pixels or resolution is not None else None
+        try:
+            size = chosen_resolution(catalog, resolution) if shows.pixels or resolution is not None else None
+        except BadInput as error:
+            raise BadInput(f"the data set {catalog.name!r} in {store.layout.root}: {error}", option=error.option) from error
         latents = [column for column in catalog.columns if column.encoder == LATENTS]
         trained = [column for column in latents if is_trained_on(column.role, column.options)]
         trained = [column for column in trained if size is None or column.options.get("resolution") == size]
