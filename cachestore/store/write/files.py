@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.core.arguments import as_mapping, as_text, refuse
+from cachestore.core.arguments import as_mapping, as_text, normal_id, refuse
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
@@ -81,7 +81,8 @@ class Files:
 
     def glob(self, pattern: str = "*") -> list[str]:
         """Return the paths that match a pattern, sorted; `*` also matches slashes."""
-        return sorted(path for path in self._look() if fnmatchcase(path, as_text("pattern", pattern)))
+        wanted = normal_id(as_text("pattern", pattern))
+        return sorted(path for path in self._look() if fnmatchcase(path, wanted))
 
     def remove(self, path: "str | os.PathLike[str]") -> None:
         """Remove what is at a path; nothing there is no error. Its value goes with a later `gc`, unless something else needs it."""
@@ -142,4 +143,4 @@ def _name_of(path: "str | os.PathLike[str]") -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text:  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
         refuse("path", "a path, and not empty", text)
-    return str(PurePosixPath(text))
+    return normal_id(str(PurePosixPath(text)))

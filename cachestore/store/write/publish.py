@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from cachestore.core.arguments import as_mapping, as_text
+from cachestore.core.arguments import as_id, as_mapping, as_text
 from cachestore.core.errors import (
     BadInput,
     CacheStoreError,
@@ -133,17 +133,16 @@ class Session:
         self._appender.check_process()
         if not parts:
             raise BadInput("set needs at least one part: session.set(id, part=key)", option="parts")
-        if not as_text("an id", sample):
-            raise BadInput("an id is empty: give each row an id", option="sample")
+        named = as_id("sample", sample)
         change = RowChange(parts={part: cell_of(keys) for part, keys in parts.items()})
         with self.lock:
-            add_change(self._changes, sample, change)
+            add_change(self._changes, named, change)
 
     def remove(self, sample: str) -> None:
         """Remove a row. A row that is not there is no error."""
         self._appender.check_process()
         with self.lock:
-            add_change(self._changes, as_text("an id", sample), RowChange(is_removed=True))
+            add_change(self._changes, as_id("sample", sample), RowChange(is_removed=True))
 
     def flush(self) -> int:
         """Publish what was put, set and removed since the last flush. When this returns, it is durable, and visible to every process.
@@ -417,8 +416,8 @@ def _publish_table(
 def _check_cells(rows: Any, given: Rows) -> None:
     """Raise BadInput if a mapping has an empty cell: laid over a row, it would not say whether the part stays."""
     for part, column in zip(given.parts, given.catalog.columns, strict=True) if isinstance(rows, Mapping) else ():
-        for row, sample in enumerate(given.ids):
-            if column.count(row) == 0 and part in rows[sample]:
+        for row, (sample, cells) in enumerate(rows.items()):
+            if column.count(row) == 0 and part in cells:
                 takes = f"`session.set({sample!r}, {part}=[])` takes the part away, and leaving it out lets it stay"
                 raise BadInput(f"rows[{sample!r}][{part!r}] has no key: {takes}", option="rows")
 

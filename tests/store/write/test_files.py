@@ -1,5 +1,6 @@
 """Files of a store against a dict, seen from two processes' sides."""
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -112,3 +113,13 @@ def test_a_value_that_gc_removed_meanwhile_is_saved_again(store):
         assert len(other) == 0
     files.save("a", {"x": np.ones(3, np.float32)})
     assert files.load("a")["x"].tolist() == [1, 1, 1]
+
+
+def test_paths_that_differ_in_their_unicode_form_alone_are_one(store):
+    composed, decomposed = (unicodedata.normalize(form, "é/ö") for form in ("NFC", "NFD"))
+    with store.files("own") as files:
+        files.save(decomposed, {"x": np.zeros(2, np.float32)})
+        assert files.exists(composed)
+        assert files.glob(decomposed) == [composed]
+        files.remove(composed)
+        assert not files.exists(decomposed)
