@@ -48,6 +48,11 @@ class JoinedColumn(TextColumn):
     tensors: Mapping[str, TensorSpec]
     """By their names in a batch, the tensors of the first row's entry. The shapes of others may differ."""
 
+    @property
+    def stored(self) -> frozenset[str]:
+        """The tensors that each entry has, and no others."""
+        return frozenset(spec.name for spec in self.tensors.values())
+
 
 @dataclass(frozen=True)
 class Join:
