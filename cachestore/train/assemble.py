@@ -95,7 +95,7 @@ class _Draft:
         """Whether each entry has the tensors of these names, and no others."""
         layouts = [self.located.specs[self.rows[key]] for key in keys]
         unlike = layouts[:1] if layouts.count(layouts[0]) == len(layouts) else set(layouts)
-        return all({spec.name for spec in layout} == names for layout in unlike)
+        return all(names == frozenset(spec.name for spec in layout) for layout in unlike)
 
     def read(self, column: _StoredTensors, targets: Iterable[memoryview]) -> None:
         """Plan to read the stored tensors of a column into these targets."""

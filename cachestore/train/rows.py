@@ -130,7 +130,7 @@ class RowReader:
         sample: SampleDict = {}
         for part, entries in zip(parts, stored, strict=True):
             if isinstance(part, TextPart):
-                if part.stored and part.stored != entries[0].keys():
+                if part.stored and part.stored != frozenset(entries[0]):
                     raise FormatError(_unlike(sample_id, part, entries[0]))
                 sample |= read_outputs(part.block, entries[0])
             elif isinstance(part, LatentsPart):

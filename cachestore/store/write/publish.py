@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
@@ -61,7 +61,7 @@ from cachestore.store.read.held import held_keys
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.read.rows import Rows, cell_of, newest_catalog, read_data_set
 from cachestore.store.read.snapshot import load_snapshot
-from cachestore.store.read.unfinished import list_unfinished
+from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there
 from cachestore.store.write.append import Appender
 from cachestore.store.write.catalog_writer import Draft, draft_of, mark_dropped, publish_draft
 from cachestore.store.write.commit import publish_recipe
@@ -415,8 +415,9 @@ def _publish_table(
 
 def _check_cells(rows: Any, given: Rows) -> None:
     """Raise BadInput if a mapping has an empty cell: laid over a row, it would not say whether the part stays."""
-    for part, column in zip(given.parts, given.catalog.columns, strict=True) if isinstance(rows, Mapping) else ():
-        for row, (sample, cells) in enumerate(rows.items()):
+    listed: list[tuple[str, Mapping[str, Any]]] = [*cast("Mapping[str, Any]", rows).items()] if isinstance(rows, Mapping) else []
+    for part, column in zip(given.parts, given.catalog.columns, strict=True) if listed else ():
+        for row, (sample, cells) in enumerate(listed):
             if column.count(row) == 0 and part in cells:
                 takes = f"`session.set({sample!r}, {part}=[])` takes the part away, and leaving it out lets it stay"
                 raise BadInput(f"rows[{sample!r}][{part!r}] has no key: {takes}", option="rows")
@@ -615,6 +616,15 @@ def kind_of(layout: Layout, name: str) -> Made | None:
     """Return what made a data set; None if there is none. Raises FormatError if its newest table is damaged."""
     header = newest_header(layout, name)
     return None if header is None else header["made"]
+
+
+def check_kind(layout: Layout, name: str, made: Made) -> None:
+    """Raise BadInput if there is no data set of this name, or if something else made it. FormatError if its newest table is damaged."""
+    kind = kind_of(layout, name)
+    if kind is None:
+        raise not_there(layout, name, list_data_sets(layout))
+    if kind != made:
+        raise _of_another_kind(layout, name, kind)
 
 
 def newest_header(layout: Layout, name: str) -> Mapping[str, Any] | None:
