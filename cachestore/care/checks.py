@@ -1,6 +1,7 @@
 """The checks of `verify`. Each looks at one kind of file or fact, yields what is wrong with it, and changes nothing."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from cachestore.care.lines import lost_tables, read_known
 from cachestore.care.losses import NamedBy, read_lost, still_wanted, vanished_keys
 from cachestore.care.soundness import SegmentCheck, check_segment
 from cachestore.core import system
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Key, Recipe
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.opening import names_in
@@ -255,6 +256,21 @@ def slow_lines(layout: Layout) -> Iterator[str]:
                 gone = f"{noun(len(lost), 'generation', 'generations')} {first_of(map(str, lost))} of the data set {name!r}"
                 missing = f"{gone} {noun(len(lost), 'is', 'are')} missing; an older one and later changes give the same rows"
                 yield f"{missing}, but more slowly: run {layout.command('repair')}"
+
+
+def ownerless(store: StoreToCheck) -> Iterator[str]:
+    """Yield a remark on each data set of which values are there and nothing else."""
+    values = Counter[str]()
+    for segment in store.segments:
+        values.update(segment.owners)
+    for name, count in sorted(values.items()):
+        with suppress(BadInput):  # no data set can have this name
+            line = list_line(store.layout, name)
+            if line.is_there or line.dropped:
+                continue
+            what = f"{plural(count, 'value')} of the data set {name!r} {noun(count, 'is', 'are')} here, and nothing else of it"
+            why = "its folder in catalogs/ was lost, or only other data sets were pulled"
+            yield f"{what}: {why}. Put the folder back, or let gc remove them: run {store.layout.command(f'drop {system.quoted(name)}')}"
 
 
 def check_needed(store: StoreToCheck) -> Iterator[Finding]:

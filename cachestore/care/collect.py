@@ -26,7 +26,7 @@ from cachestore.care.gc import (
 )
 from cachestore.care.lines import covered_entries, files_of_line, has_sources, keys_of_entries, tidy_line
 from cachestore.care.losses import needed_by
-from cachestore.care.usage import Needs, Usage, survey
+from cachestore.care.usage import Needs, Owners, Usage, survey, values_by_owner
 from cachestore.core import system
 from cachestore.core.arguments import as_path, as_whole
 from cachestore.core.errors import BadInput, FormatError
@@ -37,7 +37,7 @@ from cachestore.core.spelling import option
 from cachestore.core.words import in_short, plural
 from cachestore.files.marker import check_for_reading, noticing_its_end
 from cachestore.files.opening import reason_of
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, as_stored
 from cachestore.files.removal import remove_file
 from cachestore.jobs.share.passes import PassRef
 from cachestore.jobs.share.retention import (
@@ -229,6 +229,9 @@ def collect(
     if found.unfinished:
         unfinished = plural(len(found.unfinished), "unfinished run")
         stays.append(f"the values of {unfinished} stay: run the same `cachestore precompute` again to finish")
+    for each in found.needs.owners.lost:
+        release = layout.command(f"drop {system.quoted(each)}")
+        stays.append(f"values of the data set {each!r} stay, though nothing else of it is here: put its folder back, or run {release}")
     return GcReport(
         applied=apply,
         condemned=idle,
@@ -291,8 +294,9 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
 def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     """Remove the catalogs, changes and plans of a data set. `gc` removes its values later, unless something else needs them.
 
-    An interrupted drop leaves files that nobody reads, or the whole data set: the same call removes them. A later data set of this name
-    continues the numbers: opening a dropped generation raises an error.
+    Of a data set whose folder was lost only values are left, which this lets go. An interrupted drop leaves files that nobody reads, or the
+    whole data set: the same call removes them. A later data set of this name continues the numbers: opening a dropped generation raises an
+    error.
 
     Raises:
         StoreNotFound: there is no store at this path.
@@ -303,7 +307,8 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
     layout = open_layout(Layout.at(as_path("path", path)))
     plans, line, files = plans_of(layout, name), list_line(layout, name), files_of_line(layout, name, last_generation(layout, name))
     check_for_reading(layout)
-    if not plans and not files:
+    is_lost = not files and not line.dropped and _owns_values(layout, name)
+    if not plans and not files and not is_lost:
         raise no_data_set(layout, name, list_data_sets(layout))
     if heartbeats := at_work(layout, now=time.time(), plans=frozenset(plans)):
         raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
@@ -312,12 +317,21 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         end = last_generation(layout, name)
         if line.entries or line.blocks or (line.tables and not has_sources(layout, name)):
             end = publish_bare(layout, name, "dropped")
-        if end:
-            mark_dropped(layout, name, end)
+        if end or is_lost:
+            mark_dropped(layout, name, end or 1)
         freed = sum(remove_plan(layout, plan) for plan in plans)
         freed += sum(remove_file(layout, path) for path in files_of_line(layout, name, end))
     check_for_reading(layout)
     return DropReport(apply, name, tuple(line.tables), tuple(plans), freed, len(line.entries) + len(line.blocks))
+
+
+def _owns_values(layout: Layout, name: str) -> bool:
+    """Whether a segment has values of this data set."""
+    for digest in list_segments(layout):
+        with suppress(FormatError, OSError):
+            if as_stored(name) in values_by_owner(read_contents(layout.segment(digest))):
+                return True
+    return False
 
 
 def _waiting(layout: Layout, *, without: frozenset[str]) -> Amount:
@@ -351,7 +365,9 @@ def _find_needs(layout: Layout, now: float, keep: Mapping[str, int] | None = Non
     names = {*one.kept, *two.kept}
     kept = {name: sorted({*one.kept.get(name, ()), *two.kept.get(name, ())}) for name in names}
     old = {name: [n for n in generations if n in two.old.get(name, ())] for name, generations in one.old.items()}
-    needs = Needs({*one.needs.keys, *two.needs.keys}, lambda origin: one.needs.is_over(origin) and two.needs.is_over(origin))
+    needs = Needs(
+        {*one.needs.keys, *two.needs.keys}, lambda origin: one.needs.is_over(origin) and two.needs.is_over(origin), Owners(layout)
+    )
     return _Found(needs, kept, old, two.unfinished)
 
 
@@ -382,7 +398,7 @@ def _needs_now(layout: Layout, now: float, keep: Mapping[str, int]) -> _Found:
         plan, _, number = origin.partition("/")
         return PassRef(plan, int(number)) not in passes
 
-    return _Found(Needs(keys, is_over), kept, old, passes)
+    return _Found(Needs(keys, is_over, Owners(layout)), kept, old, passes)
 
 
 def _keys_of(layout: Layout, name: str, generation: int) -> Iterator[Key]:

@@ -14,7 +14,7 @@ from typing import Final
 from cachestore.care.collect import refuse_lost_catalogs
 from cachestore.care.gc import mark, plan_removal, remove_marked
 from cachestore.care.lines import entry_numbers, keys_of_entries, tidy_line
-from cachestore.core.arguments import as_many, as_path, as_switch, as_text
+from cachestore.core.arguments import as_id, as_many, as_path, as_switch, as_text
 from cachestore.core.errors import BadInput, FormatError, Incomplete, WriteFailed
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import Json, Key
@@ -137,7 +137,7 @@ def forget(path: str | Path, samples: Iterable[str], *, name: str | None = None,
         WriteFailed: the disk refused to write, or has no room for copies.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
-    ids = tuple(dict.fromkeys(as_text("a sample", one) for one in as_many("samples", samples, "the ids of samples, in a list")))
+    ids = tuple(dict.fromkeys(as_id("samples", one) for one in as_many("samples", samples, "the ids of samples, in a list")))
     is_now, is_applied = as_switch("now", now), as_switch("apply", apply)
     plans = {plan: read_outline(layout, plan).catalog for plan in list_plans(layout) if is_published(layout, plan)}
     names = sorted({*list_names(layout), *filter(None, plans.values())})

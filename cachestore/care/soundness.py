@@ -1,10 +1,11 @@
 """Check one segment: its header, its bytes against its name, each entry against its checksum."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cachestore.care.usage import values_by_owner
 from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import Key
 from cachestore.core.words import noun, plural
@@ -31,6 +32,8 @@ class SegmentCheck:
     is_unreadable: bool = False
     bad: tuple[Key, ...] | None = ()
     """The damaged entries; None if the header cannot be read, so that all of them are."""
+    owners: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By data set of a session, how many of its values it has; empty if something is wrong with it."""
     summary: tuple[SegmentRef, bytes] | None = None
     """By its header, what the index should say of it: `ref_of` and `digest_table`. None if something is wrong with it."""
 
@@ -58,7 +61,7 @@ def _check_once(layout: Layout, digest: str, *, every_byte: bool) -> SegmentChec
             digest, 0, 0, [Finding("unreadable", where, f"{where}: {reason_of(error)}; nothing was moved")], is_unreadable=True
         )
     if bad is None:
-        return SegmentCheck(digest, contents.size_bytes, len(keys), [], keys, summary=summary)
+        return SegmentCheck(digest, contents.size_bytes, len(keys), [], keys, owners=values_by_owner(contents), summary=summary)
     if not bad:
         message = f"{where} does not match the digest in its name, though its entries are intact"
         return SegmentCheck(digest, contents.size_bytes, len(keys), [Finding("corrupt-segment", where, message)], keys)

@@ -1,11 +1,13 @@
 """Usage: which entries of a store are needed, and which may be removed. Changes nothing.
 
 An entry may be removed if it has an owner, the pass or session that wrote it is over, and nothing names its key. `precompute` and sessions
-give their values owners. What a `writer` put, what `fill` made without `publish_as`, and all unclear cases stay.
+give their values owners. What a `writer` put, what `fill` made without `publish_as`, and all unclear cases stay. An owner that has left no
+trace was lost, not dropped: its values stay until it is dropped.
 """
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -14,13 +16,13 @@ from itertools import chain, compress
 from operator import not_
 from typing import Final
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Key
 from cachestore.files.paths import Layout
 from cachestore.files.removal import is_older
-from cachestore.store.format.line import OWNER, SESSION
+from cachestore.store.format.line import OWNER, SESSION, list_line
 from cachestore.store.format.locations import SegmentRef
-from cachestore.store.format.segment import StoredEntry, read_contents
+from cachestore.store.format.segment import SegmentContents, StoredEntry, read_contents
 from cachestore.store.read.snapshot import Snapshot
 
 MERGED: Final = "merged"
@@ -38,7 +40,46 @@ def has_owner(entry: StoredEntry) -> bool:
 
 def is_own_value(origin: str, entry: StoredEntry) -> bool:
     """Whether a user stored an entry of a segment with this origin, by `put` or `fill`. What is unclear counts as that."""
-    return not (origin == MERGED or _OF_A_PASS.fullmatch(origin) or _OF_A_SESSION.fullmatch(origin)) or not has_owner(entry)
+    return not _may_have_owners(origin) or not has_owner(entry)
+
+
+def _may_have_owners(origin: str) -> bool:
+    return origin == MERGED or bool(_OF_A_PASS.fullmatch(origin) or _OF_A_SESSION.fullmatch(origin))
+
+
+class Owners:
+    """Which data sets own values, but have left no trace: neither a file of their line nor a mark that they were dropped."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._known: dict[str, bool] = {}
+
+    def is_lost(self, entry: StoredEntry) -> bool:
+        """Whether the owner of an entry is lost. A session, or `fill`, begins its data set before it puts a value."""
+        name = entry.meta.get(OWNER)
+        if not isinstance(name, str):
+            return False
+        if name not in self._known:
+            self._known[name] = self._has_no_trace(name)
+        return self._known[name]
+
+    @property
+    def lost(self) -> list[str]:
+        """The names of those that were found so far, sorted."""
+        return sorted(name for name, is_lost in self._known.items() if is_lost)
+
+    def _has_no_trace(self, name: str) -> bool:
+        try:
+            line = list_line(self._layout, name)
+        except BadInput:  # no data set can have this name
+            return False
+        return not (line.is_there or line.dropped)
+
+
+def values_by_owner(contents: SegmentContents) -> Counter[str]:
+    """The number of values of each data set in a segment. What a `writer` put may say something else under this name."""
+    owners = (meta.get(OWNER) for meta in contents.entries.metas) if _may_have_owners(contents.origin) else ()
+    return Counter(name for name in owners if isinstance(name, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +90,11 @@ class Needs:
     """Every key that a catalog, a plan of keys or an unfinished pass names."""
     is_over: Callable[[str], bool]
     """Whether the pass `<plan>/<pass>` has ended or does not exist any more."""
+    owners: Owners
 
     def hold(self, origin: str, entry: StoredEntry) -> bool:
         """Whether an entry of a segment with this origin must stay."""
-        return not self.may_go(origin) or entry.key in self.keys or not has_owner(entry)
+        return not self.may_go(origin) or entry.key in self.keys or not has_owner(entry) or self.owners.is_lost(entry)
 
     def may_go(self, origin: str) -> bool:
         """Whether unnamed entries of a segment with this origin may be removed."""

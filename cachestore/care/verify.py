@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
-from cachestore.care.checks import CHECKS, Check, StoreToCheck, read_segments, slow_lines
+from cachestore.care.checks import CHECKS, Check, StoreToCheck, ownerless, read_segments, slow_lines
 from cachestore.care.losses import needed_by, needed_entries
 from cachestore.core.arguments import as_path, as_whole, as_word, check_function, refuse
 from cachestore.core.errors import BadInput, naming_extras
@@ -120,7 +120,7 @@ def verify(
                 store.findings.append(finding)
                 if on_finding:
                     on_finding(finding)
-        remarks = tuple(slow_lines(layout))
+        remarks = (*slow_lines(layout), *ownerless(store))
         if snapshot.listed and not list_indexes(layout):  # a damaged index would be a finding; segments can be read without one
             remark = f"there is no index, so opening the store reads the headers of its {plural(len(snapshot.listed), 'segment')}."
             remark += f" A pass writes an index when it ends; if none is running, run {layout.command('repair')}"

@@ -1,6 +1,7 @@
 """How commands name a data set: `--name` in each of them, and what they do without it."""
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from cachestore.core.errors import BadInput, BadUsage, FormatError
@@ -28,8 +29,11 @@ def given_name(arguments: argparse.Namespace) -> str | None:
     return next(iter(names), None)
 
 
-def choose(layout: "Layout", name: str | None) -> str:
-    """Return the name of the data set that is meant: the given one, else the only one. Raises BadInput if there is none, or several."""
+def choose(layout: "Layout", name: str | None, *, with_sources: bool = False) -> str:
+    """Return the name of the data set that is meant: the given one, else the only one. Raises BadInput if there is none, or several.
+
+    If several are there, `with_sources` leaves out those that a program published.
+    """
     from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there, several_there
 
     there = list_data_sets(layout)
@@ -37,12 +41,24 @@ def choose(layout: "Layout", name: str | None) -> str:
         if name not in there:
             raise not_there(layout, name, there)
         return name
+    if len(there) > 1 and with_sources:
+        there = [each for each in there if _may_have_sources(layout, each)] or there
     if len(there) > 1:
         raise several_there(layout, there)
     if not there:
         unfinished = [one.in_words(layout) for one in list_unfinished(layout)]
         raise BadInput("; ".join(unfinished) or f"{layout.root} has no data set: `cachestore precompute` makes one")
     return there[0]
+
+
+def _may_have_sources(layout: "Layout", name: str) -> bool:
+    """Whether a data set has captions and pictures. One whose newest table is damaged may have them."""
+    from cachestore.store.format.catalog import HAVE_SOURCES
+    from cachestore.store.write.publish import kind_of
+
+    with suppress(FormatError, OSError):
+        return kind_of(layout, name) in HAVE_SOURCES
+    return True
 
 
 def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "       cachestore export --remove FOLDER [--format FORMAT] [--dry-run]"
     )
     add_store(parser, is_optional=True)
-    add_name(parser, positional=True)
+    add_name(parser, "the data set (default: the only one that has captions or pictures)", positional=True)
     formats = f"{listed(EXPORTED, 'or')}; {WEBDATASET} writes the whole data set as tars"
     parser.add_argument("--format", metavar="FORMAT", help=formats)
     output = "the folder to write to, made if it does not exist; for trainers that cache beside the pictures it can be their folder"
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.format != WEBDATASET:
         exported_format(arguments.format)  # raises for one that is not known
-    name = choose(open_layout(Layout.at(arguments.store)), given_name(arguments))
+    name = choose(open_layout(Layout.at(arguments.store)), given_name(arguments), with_sources=True)
     made = _make_target(arguments)
     report = export_cache(**options_of(arguments, name=name, without=("named", "remove", "dry_run")))
     lines = failed_values(report.failures)

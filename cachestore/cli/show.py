@@ -1,7 +1,6 @@
 """`cachestore show`: print one entry, or all entries of a sample; with `--png` also make a picture of its latents."""
 
 import argparse
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachestore.cli import add_source, add_store, near_to, shared_by, source_of, tell, tensors_of
 from cachestore.cli.data_sets import add_name, all_unreadable, catalogs_of, made_in_words, unfinished_in_words
+from cachestore.core.arguments import normal_id
 from cachestore.core.errors import BadInput, BadUsage
 from cachestore.core.samples import IMAGE, MASK, VIDEO
 from cachestore.core.words import human_bytes, listed, plural
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
                 shown = reader.describe(key).as_json()
         unreadable: list[str] = []
         if not shown:
-            sample = unicodedata.normalize("NFC", arguments.what)
+            sample = normal_id(arguments.what)
             catalogs = catalogs_of(reader.layout, arguments.name)
             unreadable = all_unreadable(reader.layout, catalogs, arguments.name)
             shown = {"sample": sample, "in": _samples(reader, sample, catalogs, arguments.name)}
@@ -102,7 +102,7 @@ def _draw(reader: "Reader", arguments: argparse.Namespace) -> dict[str, Any]:
     from cachestore.report.previews import preview_sample
     from cachestore.store.read.unfinished import list_data_sets
 
-    sample = unicodedata.normalize("NFC", arguments.what)
+    sample = normal_id(arguments.what)
     names = list_data_sets(reader.layout) if arguments.name is None else [arguments.name]
     preview = preview_sample(reader, names, sample, source_of(arguments.source))
     write_outside(as_path("--png", arguments.png).absolute(), encode_png(preview.pixels))

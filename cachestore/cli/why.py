@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.cli import DAMAGE, USAGE, add_store, near_to, shared_by, tell
 from cachestore.cli.data_sets import add_name, all_unreadable, catalogs_of, made_in_words, row_of, unfinished_in_words
+from cachestore.core.arguments import normal_id
 from cachestore.core.errors import BadInput
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 from cachestore.core.samples import IMAGE, VIDEO
@@ -108,7 +108,7 @@ def _tell_source(arguments: argparse.Namespace) -> int:
 
 
 def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
-    sample = unicodedata.normalize("NFC", arguments.sample)
+    sample = normal_id(arguments.sample)
     listing = [catalog for catalog in catalogs if sample in catalog.ids]
     answers = [_answer(reader, catalog, list(catalog.ids).index(sample), _Reasons(reader, catalog)) for catalog in listing]
     asked = {sample, arguments.sample}  # the place of a row is as the disk has it

@@ -7,6 +7,7 @@ Python's own types.
 import operator
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -83,6 +84,19 @@ def as_text(argument: str, given: object) -> str:
     if not isinstance(given, str):
         refuse(argument, "a text", given)
     return given
+
+
+def normal_id(sample: str) -> str:
+    """Return the id of a sample in Unicode form NFC, in which all ids are kept: one id has one spelling."""
+    return sample if sample.isascii() else unicodedata.normalize("NFC", sample)
+
+
+def as_id(option: str, given: object) -> str:
+    """Return the id of a sample as it is kept. Raises BadInput about this option for what is no text, and for an empty one."""
+    if not isinstance(given, str) or not given:
+        shown = repr(given) if isinstance(given, str | bytes | int | float) else f"a value of the type {type(given).__name__}"
+        raise BadInput(f"an id must be a text, and not empty, not {shown:.{_MAX_CHARS}}", option=option)
+    return normal_id(given)
 
 
 def refuse_address(argument: str, path: str) -> None:

@@ -91,6 +91,12 @@ class _Draft:
             raise _Irregular
         return _StoredTensors(rows, [chosen[layout] for layout in layouts], [layout[chosen[layout]] for layout in layouts])
 
+    def have_all(self, keys: Sequence[Key], names: frozenset[str]) -> bool:
+        """Whether each entry has the tensors of these names, and no others."""
+        layouts = [self.located.specs[self.rows[key]] for key in keys]
+        unlike = layouts[:1] if layouts.count(layouts[0]) == len(layouts) else set(layouts)
+        return all(names == frozenset(spec.name for spec in layout) for layout in unlike)
+
     def read(self, column: _StoredTensors, targets: Iterable[memoryview]) -> None:
         """Plan to read the stored tensors of a column into these targets."""
         held = self.targets
@@ -235,6 +241,8 @@ def _put_masks(stored: torch.Tensor, part: MaskPart, those: torch.Tensor, out: t
 
 def _lay_out_text(draft: _Draft, part: TextPart) -> None:
     """Plan to read the outputs. An output that is a single stored tensor is read in place; joined ones first go to scratch memory."""
+    if part.stored and not draft.have_all(part.keys, part.stored):
+        raise _Irregular
     later: dict[str, Form] = {}
     for name, form in part.block.outputs.items():
         stored, padding = form.parts[0], part.block.padding.get(name)

@@ -4,11 +4,10 @@ A joined part becomes a key column like that of a condition: one cell for each v
 columns reads it too. A published data set that is opened by itself has its own parts beside its ids.
 """
 
-import unicodedata
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -48,6 +47,11 @@ class JoinedColumn(TextColumn):
 
     tensors: Mapping[str, TensorSpec]
     """By their names in a batch, the tensors of the first row's entry. The shapes of others may differ."""
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """The tensors that each entry has, and no others."""
+        return frozenset(spec.name for spec in self.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -153,9 +157,8 @@ def _beside(reader: Reader, name: str, joined: Catalog, catalog: Catalog, counts
     if joined is catalog:
         joined_rows = np.arange(len(catalog), dtype=np.int64)
     else:
-        normal = partial(unicodedata.normalize, "NFC")  # as a pass writes ids; a publisher may spell them in another form
-        row_of = {sample: row for row, sample in enumerate(map(normal, joined.ids))}
-        joined_rows = np.fromiter((row_of.get(sample, -1) for sample in map(normal, catalog.ids)), np.int64, len(catalog))
+        row_of = {sample: row for row, sample in enumerate(joined.ids)}
+        joined_rows = np.fromiter((row_of.get(sample, -1) for sample in catalog.ids), np.int64, len(catalog))
     columns: list[JoinedColumn] = []
     for part in joined.columns:
         column = _aligned(part, joined.name, catalog, joined_rows, counts)

@@ -15,6 +15,8 @@ class TextPart:
     block: TextBlock
     keys: Sequence[Key]
     """One for each sample."""
+    stored: frozenset[str] = frozenset()
+    """As for `TextColumn`."""
 
 
 @dataclass(frozen=True, slots=True)

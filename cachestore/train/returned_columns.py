@@ -29,6 +29,11 @@ class TextColumn:
     column: KeyColumn
     block: TextBlock
 
+    @property
+    def stored(self) -> frozenset[str]:
+        """The tensors that each entry has, and no others. Empty if a recipe says which ones are read."""
+        return frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class LatentsColumn:

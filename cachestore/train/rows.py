@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cachestore.core.arguments import as_text
-from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.forked import in_one_thread
 from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
@@ -55,7 +55,8 @@ class RowReader:
             else:
                 lists = [control_keys(one.column, row, variant) for row, variant in zip(rows, variants, strict=True)]
                 parts.append(ControlsPart(one.name, one.block, one.form, lists))
-        parts += [TextPart(one.block, variant_keys(one.column, rows, variants)) for one in (*selection.embeds, *selection.joined)]
+        beside = (*selection.embeds, *selection.joined)
+        parts += [TextPart(one.block, variant_keys(one.column, rows, variants), one.stored) for one in beside]
         parts += [TextPart(text.block, selection.text_keys(text, chosen)) for text in selection.texts]
         return [part for part in parts if part.keys or isinstance(part, MaskPart | ControlsPart)]
 
@@ -129,6 +130,8 @@ class RowReader:
         sample: SampleDict = {}
         for part, entries in zip(parts, stored, strict=True):
             if isinstance(part, TextPart):
+                if part.stored and part.stored != frozenset(entries[0]):
+                    raise FormatError(_unlike(sample_id, part, entries[0]))
                 sample |= read_outputs(part.block, entries[0])
             elif isinstance(part, LatentsPart):
                 sample[part.name] = read_latents(part.block, part.form, entries[0], part.seeds[0])
@@ -144,6 +147,13 @@ class RowReader:
         for extras in selection.extras_beside([row], sample):
             sample |= extras
         return sample
+
+
+def _unlike(sample_id: str, part: TextPart, entry: Mapping[str, torch.Tensor]) -> str:
+    """Why an entry of a published part cannot be read: a batch would lack a tensor of it, or have one for some samples only."""
+    holds, wanted = (", ".join(sorted(names)) or "no tensors" for names in (entry, part.stored))
+    what = f"the sample {sample_id!r} has the entry {part.keys[0]} with {holds}, but the first entry of this published part has {wanted}"
+    return f"{what}: publish entries with tensors of the same names in one part"
 
 
 def own_tensors(raw: Mapping[str, RawTensor], *, copy: bool) -> dict[str, torch.Tensor]:

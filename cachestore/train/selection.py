@@ -5,7 +5,6 @@ Reads no entry; `rows` does.
 
 import json
 import operator
-import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from cachestore.core import system
-from cachestore.core.arguments import as_many, as_text, as_whole, refuse
+from cachestore.core.arguments import as_many, as_text, as_whole, normal_id, refuse
 from cachestore.core.batch_shapes import SIZES, LatentsAs
 from cachestore.core.captions import CaptionPolicy, Choose
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
@@ -359,12 +358,11 @@ class Selection:
 
     @cached_property
     def _indices(self) -> Mapping[str, int]:
-        ids = self.ids if self.catalog.made in HAVE_SOURCES else [unicodedata.normalize("NFC", one) for one in self.ids]
-        return {sample_id: len(ids) - index for index, sample_id in enumerate(reversed(ids), 1)}  # the first of equal ones
+        return {sample_id: len(self.ids) - index for index, sample_id in enumerate(reversed(self.ids), 1)}  # the first of equal ones
 
     def index_of(self, sample_id: str) -> int:
         """The index of a sample. Raises BadInput for an unknown id, MissingEntry for a sample that an encoder failed on."""
-        normal = unicodedata.normalize("NFC", as_text("sample_id", sample_id))
+        normal = normal_id(as_text("sample_id", sample_id))
         if normal in self._indices:
             return self._indices[normal]
         if lacks := next((data_set for data_set, ids in self.missing.items() if normal in ids), None):

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+import unicodedata
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, count
@@ -225,6 +226,13 @@ def test_nothing_names_it_and_its_values_are_gone_at_once(root):
         forget(root, [CAT], now=True)
     made(root, *OTHERS)
     assert sorted(rows(root, "train")) == sorted(OTHERS)
+
+
+def test_a_sample_may_be_named_in_any_unicode_form(root):
+    with cs.open(root, mode="a") as store:
+        store.publish("own", {"é": {"x": key("cat")}}, update=True)
+    assert list(forget(root, [unicodedata.normalize("NFD", "é")], name="own").generations) == ["own"]
+    assert "é" not in rows(root, "own")
 
 
 def test_several_go_together_and_a_data_set_may_become_empty(root):

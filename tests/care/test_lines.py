@@ -1,6 +1,7 @@
 """gc and drop with data sets that sessions publish: what a row names stays, what no row names any more goes, in two steps."""
 
 import os
+import shutil
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ from cachestore.store.format.line import list_line
 from cachestore.store.write.catalog_writer import mark_dropped
 from cachestore.store.write.publish import make_table, publish_bare
 from tests.care.test_collect import age_all
+from tests.fakes import asks_for
 from tests.store.write.test_publish import names, rows
 
 
@@ -346,3 +348,37 @@ def test_a_data_set_that_has_lost_nearly_everything_is_left_as_it_is_and_its_val
         store.session("own")
     drop(store.layout.root, "own")
     assert store.names() == []
+
+
+def test_values_of_a_data_set_whose_folder_vanished_stay_and_are_named_until_it_is_dropped(store):
+    root = store.layout.root
+    with store.session("gone") as session:
+        put(session, "a", "of gone")
+        put(session, "b", "old")
+        session.flush()
+        put(session, "b", "new")
+    with store.session("own") as session:
+        put(session, "a", "of own")
+    drop(root, "own")
+    with store.writer() as writer:
+        writer.put(key("mine"), {"x": np.zeros(2, np.float32)}, {"owner": "me"})
+    shutil.rmtree(store.layout.catalog_folder("gone"))
+    report = verify(root)
+    assert report.ok
+    assert [remark for remark in report.remarks if "3 values of the data set 'gone'" in remark and "drop" in remark]
+    report = collected(store, 3, keep=1)
+    assert any("'gone'" in remark for remark in report.remarks)
+    assert (compact(root).entries, len(store)) == (3, 4)
+    with pytest.raises(BadInput, check=asks_for("name")):
+        drop(root, "never")
+    with pytest.raises(BadInput, check=asks_for("name")):
+        drop(root, "me")
+    assert drop(root, "gone", apply=False).generations == drop(root, "gone").generations == ()
+    with pytest.raises(BadInput, check=asks_for("name")):
+        drop(root, "gone")
+    assert not any("'gone'" in remark for remark in verify(root).remarks)
+    collected(store, 4, keep=1)
+    assert sorted(store.snapshot.keys()) == [key("mine")]
+    with store.session("gone") as session:
+        put(session, "a", "again")
+    assert list(store.dataset("gone")) == ["a"]

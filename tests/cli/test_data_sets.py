@@ -12,6 +12,7 @@ import cachestore as cs
 from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, OK, USAGE, failed_samples, main, make_parser
 from cachestore.cli.terminal import question
 from cachestore.core.errors import BadInput
+from cachestore.files.paths import Layout
 from cachestore.jobs.plan.options import PrecomputeRequest, in_command, switched_off
 from tests import fakes
 from tests.fakes import FakeEncoder, asks_for, captions
@@ -97,6 +98,30 @@ def test_of_several_data_sets_one_must_be_named(run, store, data, monkeypatch, t
     code, _out, err = run(command, store, *ON_ONE[command])
     assert (code, "--name with flux or train" in err) == (ERROR, True)
     assert list(tmp_path.glob("tars*")) == []
+
+
+def test_export_means_the_only_data_set_that_has_sources(run, store, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with cs.open(store, mode="a") as opened:
+        opened.publish("dino", {})
+    assert run("export", store, *ON_ONE["export"])[0] == OK
+    assert "'flux'" in run("drop", store)[2]
+    table = Layout.at(store).catalog("flux", 1)
+    table.chmod(0o644)
+    table.write_bytes(table.read_bytes()[:100])  # it may be the one that is meant
+    code, _out, err = run("export", store, *ON_ONE["export"])
+    assert (code, "flux" in err) == (ERROR, True)
+    code, _out, err = run("export", store, *ON_ONE["export"], "--name", "dino")
+    assert (code, "'dino'" in err) == (ERROR, True)
+
+
+def test_export_says_which_data_sets_there_are_if_none_has_sources(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with cs.open(tmp_path / "own", mode="a") as opened:
+        opened.publish("a", {})
+        opened.publish("b", {})
+    code, _out, err = run("export", tmp_path / "own", *ON_ONE["export"])
+    assert (code, "--name with a or b" in err) == (ERROR, True)
 
 
 @pytest.mark.parametrize("command", ["export", "drop"])

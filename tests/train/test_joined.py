@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import cachestore as cs
-from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.store.read.rows import Rows
 from cachestore.train.batches import BucketBatchSampler
 from cachestore.train.dataset import CachedDataset
@@ -226,11 +226,25 @@ def test_a_published_data_set_is_read_by_itself(root):
         data.check(model=root)
 
 
+@pytest.mark.parametrize("names", [("cls",), ("cls", "map", "more"), ("other", "map"), ()], ids=", ".join)
+@pytest.mark.parametrize("fields", [None, {"dino.cls"}], ids=["all", "one"])
+def test_an_entry_with_other_tensors_than_the_first_is_an_error_that_names_its_sample(root, names, fields):
+    publish(root, "odd", IDS, tensors=lambda sample: dict.fromkeys(names if sample == IDS[4] else ("cls", "map"), vector(sample)))
+    data = CachedDataset(root, join={"dino": "odd"}, fields=fields)
+    assert set(data[2]) >= {"dino.cls"}
+    assert data.read_batch([0, 2])["dino.cls"].shape == (2, 5)
+    mixed = MixedDataset([data, data])
+    for read in (lambda: data[4], lambda: data.read_batch([0, 4]), lambda: mixed.read_batch([0, 4]), lambda: data.__getitems__([4])):
+        with pytest.raises(FormatError, match=repr(IDS[4])):
+            read()
+
+
 @pytest.fixture(scope="module")
 def of_one_bucket(tmp_path_factory):
     root = tmp_path_factory.mktemp("law")
     make_store(root, [Row(sample) for sample in IDS], recipes())
     publish(root, "train/dino", IDS)
+    publish(root, "some", IDS[1:5])
     return root
 
 
@@ -247,6 +261,24 @@ def test_a_join_commutes_with_parts_and_mixes(of_one_bucket, chosen, epoch):
         batch, expected = one.read_batch(range(len(one))), other.read_batch(range(len(other)))
         assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
         same(batch, expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0, 1), st.sampled_from(["id", "caption", lambda sample: sample[0] in "024"]), st.integers(0, 9), st.integers(0, 3))
+def test_a_join_commutes_with_split(of_one_bucket, share, by, seed, epoch):
+    """The parts of a joined data set are those of the bare one, with the joined tensors beside them, also if joining leaves samples out."""
+    plain = CachedDataset(of_one_bucket)
+    for name, ids in (("train/dino", IDS), ("some", IDS[1:5])):
+        joined = CachedDataset(of_one_bucket, join={"dino": name}, missing="drop").split(share, by, seed)
+        for one, whole in zip(joined, plain.split(share, by, seed), strict=True):
+            assert list(one.ids) == [sample for sample in whole.ids if sample in ids]
+            bare = whole.select(list(one.ids))
+            one.set_epoch(epoch)
+            bare.set_epoch(epoch)
+            if len(one):
+                batch, expected = one.read_batch(range(len(one))), bare.read_batch(range(len(one)))
+                assert torch.equal(batch.pop("dino"), torch.stack([torch.from_numpy(vector(sample)) for sample in batch["sample_id"]]))
+                same(batch, expected)
 
 
 @settings(max_examples=15, deadline=None)

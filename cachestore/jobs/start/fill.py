@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, NoReturn, cast
 
-from cachestore.core.arguments import as_pairs, as_switch, as_text, as_whole, check_calls, check_function, refuse
+from cachestore.core.arguments import as_pairs, as_switch, as_text, as_whole, check_calls, check_function, normal_id, refuse
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json, Key, Recipe, by_key
 from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
@@ -16,11 +16,12 @@ from cachestore.jobs.run.pass_loop import run_pass
 from cachestore.jobs.run.task import Cancel, Job, OnProgress
 from cachestore.jobs.share.agreement import Intent, check_agreement
 from cachestore.jobs.share.pace import with_pace
-from cachestore.jobs.share.plan import Plan, is_published, plan_of_keys, publish_plan
+from cachestore.jobs.share.plan import Plan, plan_of_keys, publish_plan
 from cachestore.jobs.share.progress import Observer
 from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.ranks import find_rank, launch_of, say_conflict
+from cachestore.store.format.catalog import NO_KEY
 from cachestore.store.format.line import OWNER, Cells
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.write.publish import begin, replace_rows
@@ -168,18 +169,24 @@ def fill(
     name = None if publish_as is None else as_text("publish_as", publish_as)
     items: dict[Key, Any] = {}
     rows: dict[str, list[Key]] = {}
+    spelled: dict[str, str] = {}
     for raw, item in as_pairs("wanted", wanted):
         key = Key.parse(raw)
         items.setdefault(key, item)
         if name is not None:
-            rows.setdefault(_id_of(item), []).append(key)
+            if key == NO_KEY:
+                raise BadInput("a key of zeros says that a row has no value: choose another key", option="wanted")
+            given = _id_of(item)
+            sample = normal_id(given)
+            if spelled.setdefault(sample, given) != given:
+                raise BadInput(f"the id {given!r} comes in two Unicode forms, and ids are kept in NFC: use one of them", option="wanted")
+            rows.setdefault(sample, []).append(key)
     if name is not None:
         begin(store.layout, name, "published")
     encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by, name or "")
     rank_info = find_rank(rank, world_size)
     plan = plan_of_keys(encoder.recipe, items, name=name or "", rows=rows)
-    if not is_published(store.layout, plan.name):
-        publish_plan(store.layout, plan)
+    publish_plan(store.layout, plan)
     say_conflict(rank_info, _log.warning)
     observer, launch = Observer(store.layout), launch_of(rank_info)
     tell = with_pace(on_progress) if on_progress else None

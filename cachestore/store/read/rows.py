@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from cachestore.core.arguments import as_many, as_mapping, as_text, refuse
+from cachestore.core.arguments import as_id, as_many, as_mapping, as_text, normal_id, refuse
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import did_you_mean, first_of, plural
@@ -30,13 +30,13 @@ class Rows:
 
         cs.Rows(["cat", "dog"], {"dino": keys}, columns={"score": [0.5, 0.9]})
 
-    `ids` are texts, each once. `parts` maps each part to its keys: a uint8 array of shape [n, 16], or n keys; a key of zeros says that the
-    row lacks the part. `columns` maps names to n whole numbers, floats or texts.
+    `ids` are texts, each once; they are kept in Unicode form NFC. `parts` maps each part to its keys: a uint8 array of shape [n, 16], or n
+    keys; a key of zeros says that the row lacks the part. `columns` maps names to n whole numbers, floats or texts.
     """
 
     def __init__(self, ids: Iterable[str], parts: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> None:
         """Raises BadInput for an id that comes twice, or where the lengths differ."""
-        listed = [as_text("an id", one) for one in as_many("ids", ids, "the ids of samples")]
+        listed = [as_id("rows", one) for one in as_many("ids", ids, "the ids of samples")]
         _check_ids(listed)
         named_parts = as_mapping("parts", parts, "a mapping from parts to keys")
         columns_of_parts = [_column_of_keys(part, keys, len(listed)) for part, keys in named_parts.items()]
@@ -58,8 +58,8 @@ class Rows:
         if isinstance(given, Rows):
             return cls.of(_bare(given.parts, given.catalog)) if given.catalog.has_sources else given
         rows = as_mapping("rows", given, "cs.Rows, or a mapping {id: {part: key}}")
-        ids = [as_text("an id", one) for one in rows]
-        cells = [as_mapping(f"rows[{one!r}]", rows[one], "a mapping {part: key}") for one in ids]
+        ids = [as_id("rows", sample) for sample in rows]
+        cells = [as_mapping(f"rows[{sample!r}]", row, "a mapping {part: key}") for sample, row in rows.items()]
         parts = sorted({as_text("the name of a part", part) for row in cells for part in row})
         columns: list[KeyColumn] = []
         for part in parts:
@@ -144,11 +144,11 @@ class Rows:
         return iter(self._catalog.ids)
 
     def __contains__(self, sample: object) -> bool:
-        return sample in self._row_of
+        return isinstance(sample, str) and normal_id(sample) in self._row_of
 
     def __getitem__(self, sample: str) -> dict[str, Key | list[Key]]:
         """Return the keys of a row by part: a key, or a list of several. Parts that it lacks are left out. Raises KeyError."""
-        row = self._row_of[sample]
+        row = self._row_of[normal_id(sample)]
         found: dict[str, Key | list[Key]] = {}
         for part, column in zip(self.parts, self._catalog.columns, strict=True):
             if keys := [key for key in column.row_keys(row) if key is not None]:
@@ -212,8 +212,6 @@ def _check_ids(ids: Sequence[str]) -> None:
         seen: set[str] = set()
         twice = next(one for one in ids if one in seen or seen.add(one))
         raise BadInput(f"the id {twice!r} comes twice: give each row an id of its own", option="rows")
-    if "" in ids:
-        raise BadInput("an id is empty: give each row an id", option="rows")
 
 
 def _column_of_keys(part: object, keys: Any, rows: int) -> KeyColumn:

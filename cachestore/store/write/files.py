@@ -1,21 +1,23 @@
 """Named tensors in a store, as a trainer would keep them in files: `store.files(name)`. A data set of the kind `files`, one row a path."""
 
 import os
+import threading
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.core.arguments import as_mapping, as_text, refuse
+from cachestore.core.arguments import as_mapping, as_text, normal_id, refuse
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
 from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
 from cachestore.files.marker import noticing_its_end
+from cachestore.files.paths import as_stored
 from cachestore.store.format.line import OWNER, LineEntry, list_line, read_entry
 from cachestore.store.read.rows import Rows, read_data_set
-from cachestore.store.write.publish import Session
+from cachestore.store.write.publish import Session, check_kind
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,9 +39,12 @@ class Files:
     """
 
     def __init__(self, store: "Store", name: str) -> None:
-        """Open or make the files of this name. Raises BadInput if a data set of another kind has the name."""
-        self._session = Session(store, name, made="files")
-        self._store, self.name = store, self._session.name
+        """Open the files of this name; make them if the store can be written. Raises BadInput if there are none, or another kind."""
+        self._store, self.name = store, as_stored(as_text("name", name))
+        self._session = Session(store, name, made="files") if store.is_writable else None
+        if self._session is None:
+            check_kind(store.layout, self.name, "files")
+        self._lock = threading.RLock() if self._session is None else self._session.lock
         self._keys: dict[str, Key] = {}
         self._number = -1
         """The number of the last entry that `_keys` has; -1 before the first look."""
@@ -49,23 +54,27 @@ class Files:
         return _name_of(path) in self._look()
 
     def save(self, path: "str | os.PathLike[str]", tensors: Mapping[str, Any], metadata: Mapping[str, Json] | None = None) -> None:
-        """Save torch tensors or numpy arrays, and a small JSON value. Replaces what is at the path. Raises BadInput, WriteFailed."""
+        """Save torch tensors or numpy arrays, and a small JSON value. Replaces what is at the path.
+
+        Raises BadInput, WriteFailed, and CacheStoreError if the store is open for reading.
+        """
+        session = self._writing()
         raw = to_raw(as_mapping("tensors", tensors, "a mapping from names to tensors"))
         value: dict[str, Json] = {} if metadata is None else dict(as_mapping("metadata", metadata, "a mapping that JSON can hold"))
         specs: list[Json] = [[name, dtype, list(shape)] for name, (dtype, shape, _buffer) in sorted(raw.items())]
         contents = [bytes(raw[tensor][2]) for tensor in sorted(raw)]
         content = digest_parts("cachestore-files", self.name, canonical(specs), canonical(value), *contents)
         key = Key(content[:KEY_BYTES])
-        self._session.set(_name_of(path), **{_PART: key})
+        session.set(_name_of(path), **{_PART: key})
         if key in self._store:
             try:
-                self._session.flush()
+                session.flush()
             except BadInput:  # `gc` has removed the value since the store was opened or refreshed here
                 self._store.refresh()
             else:
                 return
-        self._session.put(key, raw, value)
-        self._session.flush()
+        session.put(key, raw, value)
+        session.flush()
 
     def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
         """Return the tensors at a path as torch tensors. Raises MissingEntry if there is no such file, CorruptEntry if it is damaged."""
@@ -81,20 +90,27 @@ class Files:
 
     def glob(self, pattern: str = "*") -> list[str]:
         """Return the paths that match a pattern, sorted; `*` also matches slashes."""
-        return sorted(path for path in self._look() if fnmatchcase(path, as_text("pattern", pattern)))
+        wanted = normal_id(as_text("pattern", pattern))
+        return sorted(path for path in self._look() if fnmatchcase(path, wanted))
 
     def remove(self, path: "str | os.PathLike[str]") -> None:
-        """Remove what is at a path; nothing there is no error. Its value goes with a later `gc`, unless something else needs it."""
-        self._session.remove(_name_of(path))
-        self._session.flush()
+        """Remove what is at a path; nothing there is no error. Its value goes with a later `gc`, unless something else needs it.
+
+        Raises WriteFailed, and CacheStoreError if the store is open for reading.
+        """
+        session = self._writing()
+        session.remove(_name_of(path))
+        session.flush()
 
     def flush(self) -> None:
         """Publish what is not published yet: nothing, unless a call before was interrupted."""
-        self._session.flush()
+        if self._session is not None:
+            self._session.flush()
 
     def close(self) -> None:
         """End the session. May be called twice."""
-        self._session.close()
+        if self._session is not None:
+            self._session.close()
 
     def __enter__(self) -> "Self":
         return self
@@ -102,6 +118,11 @@ class Files:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self.close()
+
+    def _writing(self) -> Session:
+        self._store.check_writable()
+        assert self._session is not None
+        return self._session
 
     def _key(self, path: "str | os.PathLike[str]") -> Key:
         name, there = _name_of(path), self._look()
@@ -113,7 +134,7 @@ class Files:
         """Return the key of each path now: reads only entries that are new."""
         _ = self._store.snapshot  # raises if it is closed
         layout = self._store.layout
-        with self._session.lock, noticing_its_end(layout):
+        with self._lock, noticing_its_end(layout):
             line = list_line(layout, self.name)
             if line.highest == self._number:
                 return self._keys
@@ -142,4 +163,4 @@ def _name_of(path: "str | os.PathLike[str]") -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text:  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
         refuse("path", "a text or a path that is not empty", text)
-    return str(PurePosixPath(text))
+    return normal_id(str(PurePosixPath(text)))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
-from cachestore.core.arguments import as_mapping, as_text
+from cachestore.core.arguments import as_id, as_mapping, as_text
 from cachestore.core.errors import (
     BadInput,
     CacheStoreError,
@@ -61,7 +61,7 @@ from cachestore.store.read.held import held_keys
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.read.rows import Rows, cell_of, newest_catalog, read_data_set
 from cachestore.store.read.snapshot import load_snapshot
-from cachestore.store.read.unfinished import list_unfinished
+from cachestore.store.read.unfinished import list_data_sets, list_unfinished, not_there
 from cachestore.store.write.append import Appender
 from cachestore.store.write.catalog_writer import Draft, draft_of, mark_dropped, publish_draft
 from cachestore.store.write.commit import publish_recipe
@@ -133,17 +133,16 @@ class Session:
         self._appender.check_process()
         if not parts:
             raise BadInput("set needs at least one part: session.set(id, part=key)", option="parts")
-        if not as_text("an id", sample):
-            raise BadInput("an id is empty: give each row an id", option="sample")
+        named = as_id("sample", sample)
         change = RowChange(parts={part: cell_of(keys) for part, keys in parts.items()})
         with self.lock:
-            add_change(self._changes, sample, change)
+            add_change(self._changes, named, change)
 
     def remove(self, sample: str) -> None:
         """Remove a row. A row that is not there is no error."""
         self._appender.check_process()
         with self.lock:
-            add_change(self._changes, as_text("an id", sample), RowChange(is_removed=True))
+            add_change(self._changes, as_id("sample", sample), RowChange(is_removed=True))
 
     def flush(self) -> int:
         """Publish what was put, set and removed since the last flush. When this returns, it is durable, and visible to every process.
@@ -417,9 +416,10 @@ def _publish_table(
 
 def _check_cells(rows: Any, given: Rows) -> None:
     """Raise BadInput if a mapping has an empty cell: laid over a row, it would not say whether the part stays."""
-    for part, column in zip(given.parts, given.catalog.columns, strict=True) if isinstance(rows, Mapping) else ():
-        for row, sample in enumerate(given.ids):
-            if column.count(row) == 0 and part in rows[sample]:
+    listed: list[tuple[str, Mapping[str, Any]]] = [*cast("Mapping[str, Any]", rows).items()] if isinstance(rows, Mapping) else []
+    for part, column in zip(given.parts, given.catalog.columns, strict=True) if listed else ():
+        for row, (sample, cells) in enumerate(listed):
+            if column.count(row) == 0 and part in cells:
                 takes = f"`session.set({sample!r}, {part}=[])` takes the part away, and leaving it out lets it stay"
                 raise BadInput(f"rows[{sample!r}][{part!r}] has no key: {takes}", option="rows")
 
@@ -617,6 +617,15 @@ def kind_of(layout: Layout, name: str) -> Made | None:
     """Return what made a data set; None if there is none. Raises FormatError if its newest table is damaged."""
     header = newest_header(layout, name)
     return None if header is None else header["made"]
+
+
+def check_kind(layout: Layout, name: str, made: Made) -> None:
+    """Raise BadInput if there is no data set of this name, or if something else made it. FormatError if its newest table is damaged."""
+    kind = kind_of(layout, name)
+    if kind is None:
+        raise not_there(layout, name, list_data_sets(layout))
+    if kind != made:
+        raise _of_another_kind(layout, name, kind)
 
 
 def newest_header(layout: Layout, name: str) -> Mapping[str, Any] | None:

@@ -144,14 +144,14 @@ class Store(Reader):
 
     def writer(self) -> Writer:
         """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
-        self._check_writable()
+        self.check_writable()
         return Writer(self, self.take_newer)
 
     def session(self, name: str) -> "Session":
         """Return a publish of a data set that grows, a context manager. Raises BadInput if something else made this data set."""
         from cachestore.store.write.publish import Session
 
-        self._check_writable()
+        self.check_writable()
         return Session(self, name)
 
     def publish(self, name: str, rows: object, *, update: bool = False) -> int:
@@ -168,15 +168,18 @@ class Store(Reader):
         """
         from cachestore.store.write.publish import publish_rows
 
-        self._check_writable()
+        self.check_writable()
         with noticing_its_end(self.layout):
             return publish_rows(self, as_text("name", name), rows, update=as_switch("update", update))
 
     def files(self, name: str) -> "Files":
-        """Return named tensors, saved and loaded by path. Raises BadInput if a data set of another kind has the name."""
+        """Return named tensors, saved and loaded by path. With `mode="r"` they can be loaded only.
+
+        Raises BadInput if a data set of another kind has the name, or, of a store that is open for reading, if there are no such files.
+        """
         from cachestore.store.write.files import Files
 
-        self._check_writable()
+        _ = self.snapshot  # raises if it is closed
         return Files(self, name)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
@@ -189,11 +192,17 @@ class Store(Reader):
 
     def commit(self) -> None:
         """Publish an index of all that is there, so that others open the store fast. Does nothing when nothing is new."""
-        self._check_writable()
+        self.check_writable()
         self._replace(lambda before: commit(self.layout, snapshot=before))
 
-    def _check_writable(self) -> None:
-        if self.mode != "a" or self._pid != os.getpid():
+    @property
+    def is_writable(self) -> bool:
+        """Whether this process opened the store to write."""
+        return self.mode == "a" and self._pid == os.getpid()
+
+    def check_writable(self) -> None:
+        """Raise CacheStoreError if the store is closed, or if this process did not open it to write."""
+        if not self.is_writable:
             raise CacheStoreError(f'{self.layout.root} is open for reading here; open it with mode="a" in the process that writes')
         _ = self.snapshot  # raises if it is closed
 

@@ -1,6 +1,7 @@
 """`fill`: keys and an encoder of the caller's."""
 
 import threading
+import unicodedata
 from collections import Counter
 
 import pytest
@@ -219,6 +220,20 @@ def test_an_item_says_the_id_of_its_row(root, item):
     with cs.open(root, mode="a") as store:
         cs.fill(store, [(cs.key("k"), item)], lambda batch: encode([(key, "x") for key, _item in batch]), publish_as="texts")
         assert published(store) == {"a": cs.key("k")}
+
+
+def test_an_id_in_two_unicode_forms_is_refused_and_one_is_kept_in_nfc(root):
+    composed, decomposed = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
+    with cs.open(root, mode="a") as store:
+        with pytest.raises(BadInput, check=asks_for("wanted")):
+            cs.fill(store, caption_keys(**{composed: "one"}) + caption_keys(**{decomposed: "two"}), encode, publish_as="texts")
+        cs.fill(store, caption_keys(**{decomposed: ["one", "two"]}), encode, publish_as="texts")
+        assert published(store) == {composed: [cs.key("caption", "one"), cs.key("caption", "two")]}
+
+
+def test_a_key_of_zeros_is_refused_before_anything_is_encoded(root):
+    with cs.open(root, mode="a") as store, pytest.raises(BadInput, check=asks_for("wanted")):
+        cs.fill(store, [(bytes(16), "a")], lambda batch: pytest.fail("called"), publish_as="texts")
 
 
 @pytest.mark.parametrize("item", [7, None, {"name": "a"}, {"id": ""}, {"id": 7}, ""], ids=repr)

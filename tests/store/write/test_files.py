@@ -1,5 +1,6 @@
 """Files of a store against a dict, seen from two processes' sides."""
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cachestore as cs
-from cachestore.core.errors import BadInput, MissingEntry
+from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry
 from cachestore.store.write.publish import make_table
+from tests.fakes import asks_for
 
 PATHS = ["a", "b/c", "b/d"]
 operations = st.lists(
@@ -112,3 +114,46 @@ def test_a_value_that_gc_removed_meanwhile_is_saved_again(store):
         assert len(other) == 0
     files.save("a", {"x": np.ones(3, np.float32)})
     assert files.load("a")["x"].tolist() == [1, 1, 1]
+
+
+def test_paths_that_differ_in_their_unicode_form_alone_are_one(store):
+    composed, decomposed = (unicodedata.normalize(form, "é/ö") for form in ("NFC", "NFD"))
+    with store.files("own") as files:
+        files.save(decomposed, {"x": np.zeros(2, np.float32)})
+        assert files.exists(composed)
+        assert files.glob(decomposed) == [composed]
+        files.remove(composed)
+        assert not files.exists(decomposed)
+
+
+def test_files_of_a_store_that_is_open_for_reading_can_be_loaded_and_not_changed(store):
+    root = store.layout.root
+    files = store.files("own")
+    files.save("a", {"x": np.ones(2, np.float32)}, {"n": 1})
+    before = sorted(root.rglob("*"))
+    with cs.open(root).files("own") as reading:
+        assert (reading.exists("a"), reading.exists("b"), reading.glob()) == (True, False, ["a"])
+        assert (reading.load("a")["x"].tolist(), reading.metadata("a"), reading.keys("a")) == ([1, 1], {"n": 1}, ["x"])
+        for change in (lambda: reading.save("a", {"x": np.zeros(2)}), lambda: reading.remove("a")):
+            with pytest.raises(CacheStoreError):
+                change()
+        reading.flush()
+        assert sorted(root.rglob("*")) == before
+        files.save("b", {"x": np.zeros(2, np.float32)})
+        files.remove("a")
+        assert reading.glob() == ["b"]
+        with pytest.raises(MissingEntry):
+            reading.load("a")
+
+
+def test_a_store_that_is_open_for_reading_makes_no_files_and_takes_no_other_kind(store):
+    store.publish("rows", {})
+    before = sorted(store.layout.root.rglob("*"))
+    reading = cs.open(store.layout.root)
+    for name in ("none", "rows", ""):
+        with pytest.raises(BadInput, check=asks_for("name")):
+            reading.files(name)
+    reading.close()
+    with pytest.raises(CacheStoreError):
+        reading.files("rows")
+    assert sorted(store.layout.root.rglob("*")) == before

@@ -767,7 +767,7 @@ def test_keys_come_in_any_form(store):
     with store.session("own") as session:
         session.set("a", **forms)
     assert rows(store) == {"a": {name: [KEYS[0]] * 2 if name == "rows" else KEYS[0] for name in forms}}
-    for wrong in (bytes(16), np.zeros(16, np.uint8), b"short", None, 7, np.arange(16), {"x": KEYS[0]}, ""):
+    for wrong in (bytes(16), np.zeros(16, np.uint8), b"short", None, 7, np.arange(16), {"x": KEYS[0]}, "", "0" * 32, [KEYS[0], bytes(16)]):
         with pytest.raises(BadInput):
             session.set("a", x=wrong)
 
@@ -941,6 +941,49 @@ def test_names_that_differ_in_their_unicode_form_alone_are_one(store):
     assert store.names() == [unicodedata.normalize("NFC", "né")]
     for form in ("NFD", "NFC"):
         assert list(rows(store, unicodedata.normalize(form, "né"))) == ["s0", "s1", "s2", "p"]
+
+
+NFC, NFD = (unicodedata.normalize(form, "é/ö") for form in ("NFC", "NFD"))
+
+
+def test_ids_that_differ_in_their_unicode_form_alone_are_one(store):
+    with store.session("own") as session:
+        session.set(NFD, x=KEYS[0])
+        session.set(NFC, y=KEYS[1])
+        session.flush()
+        session.set("b", x=KEYS[2])
+        session.remove(NFD)
+        session.set(NFC, x=KEYS[3])
+    assert rows(store) == {"b": {"x": KEYS[2]}, NFC: {"x": KEYS[3]}}
+    store.publish("own", {NFD: {"y": KEYS[0]}}, update=True)
+    store.publish("own", Rows([NFD], {"z": KEYS[:1]}, {"score": [1]}), update=True)
+    found = store.dataset("own")
+    assert rows(store) == {"b": {"x": KEYS[2]}, NFC: {"x": KEYS[3], "y": KEYS[0], "z": KEYS[0]}}
+    assert found[NFD] == found[NFC]
+    assert NFD in found
+    with pytest.raises(BadInput, check=asks_for("rows")):
+        store.publish("own", {NFD: {"y": []}}, update=True)
+
+
+@pytest.mark.parametrize("table", [lambda: {NFC: {}, NFD: {}}, lambda: Rows([NFD, NFC], {})], ids=["mapping", "rows"])
+def test_two_rows_whose_ids_become_one_are_refused(store, table):
+    with pytest.raises(BadInput, check=asks_for("rows")):
+        store.publish("own", table())
+    assert store.names() == []
+
+
+@pytest.mark.parametrize("wrong", ["", None, 7])
+def test_what_cannot_be_an_id_is_refused_with_the_argument(store, wrong):
+    session = store.session("own")
+    for call, option in (
+        (lambda: session.set(wrong, x=KEYS[0]), "sample"),
+        (lambda: session.remove(wrong), "sample"),
+        (lambda: store.publish("own", {wrong: {"x": KEYS[0]}}), "rows"),
+        (lambda: Rows([wrong], {}), "rows"),
+    ):
+        with pytest.raises(BadInput, check=asks_for(option)):
+            call()
+    assert not session.has_changes
 
 
 @pytest.mark.parametrize("name", ["", "a" * 300, "\ud800", " ", 5, None])
