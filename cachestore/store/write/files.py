@@ -2,11 +2,11 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachestore.core.arguments import as_mapping, as_text, normal_id, refuse
 from cachestore.core.errors import BadInput, FormatError, MissingEntry
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cachestore.store.write.writer import Store
+
+T = TypeVar("T")
 
 _PART: Final = "file"
 
@@ -51,7 +53,7 @@ class Files:
 
     def exists(self, path: "str | os.PathLike[str]") -> bool:
         """Whether there is a file at this path now."""
-        return _name_of(path) in self._look()
+        return _name_of(path) in self._names()
 
     def save(self, path: "str | os.PathLike[str]", tensors: Mapping[str, Any], metadata: Mapping[str, Json] | None = None) -> None:
         """Save torch tensors or numpy arrays, and a small JSON value. Replaces what is at the path.
@@ -78,20 +80,20 @@ class Files:
 
     def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
         """Return the tensors at a path as torch tensors. Raises MissingEntry if there is no such file, CorruptEntry if it is damaged."""
-        return self._store.get(self._key(path))
+        return self._read(path, self._store.get)
 
     def metadata(self, path: "str | os.PathLike[str]") -> dict[str, Json]:
         """Return the JSON value at a path. Raises MissingEntry."""
-        return {name: value for name, value in self._store.describe(self._key(path)).meta.items() if name != OWNER}
+        return {name: value for name, value in self._read(path, self._store.describe).meta.items() if name != OWNER}
 
     def keys(self, path: "str | os.PathLike[str]") -> list[str]:
         """Return the names of the tensors at a path, without reading them. Raises MissingEntry."""
-        return sorted(self._store.describe(self._key(path)).tensors)
+        return sorted(self._read(path, self._store.describe).tensors)
 
     def glob(self, pattern: str = "*") -> list[str]:
         """Return the paths that match a pattern, sorted; `*` also matches slashes."""
         wanted = normal_id(as_text("pattern", pattern))
-        return sorted(path for path in self._look() if fnmatchcase(path, wanted))
+        return sorted(path for path in self._names() if fnmatchcase(path, wanted))
 
     def remove(self, path: "str | os.PathLike[str]") -> None:
         """Remove what is at a path; nothing there is no error. Its value goes with a later `gc`, unless something else needs it.
@@ -124,13 +126,24 @@ class Files:
         assert self._session is not None
         return self._session
 
+    def _read(self, path: "str | os.PathLike[str]", read: Callable[[Key], T]) -> T:
+        """Read the value at a path as it is now. Raises MissingEntry."""
+        key = self._key(path)
+        while True:
+            try:
+                return read(key)
+            except MissingEntry:  # unless it was replaced since its name was read, and `gc` has removed it
+                before, key = key, self._key(path)
+                if key == before:
+                    raise
+
     def _key(self, path: "str | os.PathLike[str]") -> Key:
-        name, there = _name_of(path), self._look()
+        name, there = _name_of(path), self._names()
         if name not in there:
             raise MissingEntry(f"{self._store.layout.root} has no file {name!r} in {self.name!r}{did_you_mean(name, there)}")
         return there[name]
 
-    def _look(self) -> Mapping[str, Key]:
+    def _names(self) -> Mapping[str, Key]:
         """Return the key of each path now: reads only entries that are new."""
         _ = self._store.snapshot  # raises if it is closed
         layout = self._store.layout

@@ -157,3 +157,21 @@ def test_a_store_that_is_open_for_reading_makes_no_files_and_takes_no_other_kind
     with pytest.raises(CacheStoreError):
         reading.files("rows")
     assert sorted(store.layout.root.rglob("*")) == before
+
+
+def test_a_value_that_was_replaced_and_collected_while_it_is_read_is_read_anew(store, monkeypatch):
+    """`load` knew the key of the old value; before it read that, the path was saved again and `gc` removed what it had."""
+    files = store.files("own")
+    files.save("a", {"x": np.ones(2, np.float32)})
+    read, calls = store.get, []
+
+    def replaced(key, **options):
+        calls.append(key)
+        if len(calls) == 1:
+            files.save("a", {"x": np.zeros(2, np.float32)})
+            raise MissingEntry("collected")
+        return read(key, **options)
+
+    monkeypatch.setattr(store, "get", replaced)
+    assert files.load("a")["x"].tolist() == [0, 0]
+    assert len(set(calls)) == 2
