@@ -195,6 +195,7 @@ def _read_catalog(layout: Layout, path: Path) -> None:
 
 def _read_changes(layout: Layout, path: Path) -> None:
     name, number = paths.decode_name(path.parent.name), paths.parse_block(path.name) or paths.parse_entry(path.name)
+    assert name is not None
     assert number is not None
     read_start(layout, name, number)
     entry = read_entry(layout, name, number)
