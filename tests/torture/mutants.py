@@ -170,8 +170,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "fence before removals": Mutant("care/lines.py", "    if with_fence:\n", "    if with_fence and kind is None:\n", *_PUBLISH),
     "listing after a link": Mutant(
         "store/write/publish.py",
-        "        if entry.publish_as(number, _last_entry(layout, line)) and _is_in_line(layout, entry.name, number, entry.mark):\n",
-        "        if entry.publish_as(number, _last_entry(layout, line)):\n",
+        "        if entry.publish_as(number, last) and _is_in_line(layout, entry.name, number, entry.mark):\n",
+        "        if entry.publish_as(number, last):\n",
         *_PUBLISH,
     ),
     "value that went meanwhile": Mutant(
