@@ -36,6 +36,7 @@ _CRASHES: Final = ("crashes", 400)
 _EXCHANGE: Final = ("exchange", 100)
 _OVERTAKING: Final = ("overtaking", 120)
 _PUBLISH: Final = ("publish", 60)
+_PUBLISH_LONG: Final = ("publish", 250)
 _SOURCES: Final = ("sources", 250)
 _TRAINING: Final = ("training", 16)
 _TRANSFERS: Final = ("transfers", 100)
@@ -137,13 +138,13 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "store/write/publish.py",
         "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
         "        _try or _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
-        *_PUBLISH,
+        *_PUBLISH_LONG,
     ),
     "listing before the look at marks": Mutant(
         "store/write/publish.py",
         "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
         "        _check_keys(store, entry.name, named)\n        line = list_line(layout, entry.name)\n        number = line.highest + 1\n",
-        *_PUBLISH,
+        *_PUBLISH_LONG,
     ),
     "whole overlay": Mutant(
         "store/read/rows.py",

@@ -41,10 +41,11 @@ SAMPLED = (
 )
 
 
-def test_a_few_points_of_each_campaign_find_nothing():
-    only = [word for name in SAMPLED for word in ("--only", name)]
+@pytest.mark.parametrize("names", [SAMPLED[::2], SAMPLED[1::2]], ids=" ".join)
+def test_a_few_points_of_each_campaign_find_nothing(names):
+    only = [word for name in names for word in ("--only", name)]
     code, body = play(*only, "--count", "8", "--seed", "1")
-    assert (code, body["violations"]) == (0, {name: [] for name in SAMPLED})
+    assert (code, body["violations"]) == (0, {name: [] for name in names})
     assert all(row["points"] > 0 for row in body["rows"])
 
 
