@@ -27,7 +27,7 @@ from cachestore.store.format.findings import HARMLESS
 from cachestore.store.write.commit import create_store
 from tests.torture import publish
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
-from tests.torture.turns import Blow, Note, Played, Seat, Sleep, play
+from tests.torture.turns import Blow, Note, Played, Round, Seat, Sleep, play
 
 POINTS: Final = 1_000
 PATHS: Final = ("a", "b/c", "b/d")
@@ -35,17 +35,6 @@ VALUES: Final = 4
 """So many different values are saved, over and over: a value that went comes back."""
 CALLS: Final = {"saver": 700, "tidying": 900, "looker": 500}
 TEMPLATES: Final = ("new", "long")
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What happens in a round follows from its seed."""
-
-    template: str
-    savers: int
-    seed: int
-    blow: Blow | None
-    sleep: Sleep | None
 
 
 def rounds(seed: int) -> Iterator[Round]:
@@ -242,7 +231,7 @@ def wrong_refusals(played: Played, one: Round) -> list[str]:
     for at, note in enumerate(played.notes):
         is_struck = bool(played.struck) and one.blow is not None and note["p"] == one.blow.player
         have_days_passed |= note["e"] == "tidies" and note["days"]
-        is_tidying = note["p"] == one.savers
+        is_tidying = note["p"] == one.writers
         tidied = at if is_tidying else tidied
         if note["e"] == "begin":
             began[note["p"]] = at
@@ -280,7 +269,7 @@ def judge(one: Round, *, templates: Mapping[str, tuple[Path, Sequence[Call]]], f
     template, before = templates[one.template]
     shutil.copytree(template, root)
     try:
-        played = play([*[save] * one.savers, publish.tidy, look], root, one.seed, one.blow, one.sleep)
+        played = play([*[save] * one.writers, publish.tidy, look], root, one.seed, one.blow, one.sleep)
         if played.struck:
             with counts.open("a") as file:
                 file.write("kill\n" if one.blow and one.blow.strike.kill else "error\n")

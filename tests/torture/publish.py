@@ -29,7 +29,7 @@ from cachestore.store.write import publish as publishing
 from cachestore.store.write.commit import create_store
 from tests.torture import jobs
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
-from tests.torture.turns import Blow, Note, Played, Seat, Sleep, play
+from tests.torture.turns import Blow, Note, Played, Round, Seat, Sleep, play
 
 NAME: Final = "own"
 POINTS: Final = 1_000
@@ -51,17 +51,6 @@ _MOST_DOUBTFUL: Final = 8
 
 Cells = Mapping[str, Sequence[str]]
 """The keys of a row's parts, as texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What happens in a round follows from its seed."""
-
-    template: str
-    writers: int
-    seed: int
-    blow: Blow | None
-    sleep: Sleep | None
 
 
 def rounds(seed: int) -> Iterator[Round]:

@@ -60,6 +60,17 @@ class Sleep:
     """Whether it goes on to there before any other process does anything."""
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happens in a round follows from its seed."""
+
+    template: str
+    writers: int
+    seed: int
+    blow: Blow | None
+    sleep: Sleep | None
+
+
 @dataclass(slots=True)
 class Seat:
     """A process's own side: how it waits for its turn, and notes down what happens."""

@@ -477,7 +477,8 @@ def publish_known(store: "Store", name: str, read: Callable[[], Catalog]) -> int
         entry: dict[str, Json] = {"what": "whole", "mark": mark, "before": before, "above": max(1, len(catalog))}
         chunks = draft_of(catalog).chunks(number, entry=entry)
         if publish(layout, layout.entry(name, number), chunks, read_only=True) and _is_in_line(layout, name, number, mark):
-            publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
+            with suppress(WriteFailed):  # the rows are there: a later fold makes the table
+                publish_link(layout, layout.entry(name, number), layout.catalog(name, number))
             return number
     raise _too_busy(layout, name)
 
