@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 
 KINDS: Final[Mapping[Kind, str]] = {"whole": "whole numbers", "float": "floats", "text": "texts"}
 
+_CLOSING_SECONDS: Final = 30
+"""How long the end of a session waits for another process that makes a table: without the last rows, it may be."""
 _TABLE_ROWS: Final = 4096
 """A flush makes no table for fewer rows than this."""
 _BEGIN_TRIES: Final = 20
@@ -181,7 +183,7 @@ class Session:
     def close(self) -> None:
         """Flush, and make a table if an eighth of the rows is new. May be called twice."""
         number = self.flush()
-        _fold(self._store.layout, self.name, number, least_rows=1, part=8)
+        _fold(self._store.layout, self.name, number, least_rows=1, part=8, seconds=_CLOSING_SECONDS)
 
     def __enter__(self) -> "Self":
         self._appender.__enter__()
@@ -530,7 +532,7 @@ def _laid_over(before: Catalog, given: Rows, changes: Changes) -> Catalog:
     return replace(laid, values=values)
 
 
-def _fold(layout: Layout, name: str, number: int, *, least_rows: int, part: int) -> None:
+def _fold(layout: Layout, name: str, number: int, *, least_rows: int, part: int, seconds: float = 0) -> None:
     """Make blocks that end with an entry, and a table if at least so many rows, and one in `part` of the table's, are above the newest one.
 
     Never raises: what was flushed is there without them, and a later fold makes what could not be made now.
@@ -543,7 +545,7 @@ def _fold(layout: Layout, name: str, number: int, *, least_rows: int, part: int)
     with suppress(CacheStoreError, OSError):
         make_blocks(layout, name, number)
         if is_due():
-            with locked(layout.lock("table"), seconds=0, mode=layout.mode):  # or all that flush meanwhile would make one each
+            with locked(layout.lock("table"), seconds=seconds, mode=layout.mode):  # or all that flush meanwhile would make one each
                 if is_due():
                     make_table(layout, name)
 

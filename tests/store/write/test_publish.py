@@ -273,6 +273,25 @@ def test_a_flush_makes_no_table_while_another_process_makes_one(store, monkeypat
     assert list(rows(store)) == ["a", "b"]
 
 
+def test_the_end_of_a_session_waits_for_whoever_makes_a_table(store):
+    """That table may lack the last rows: the session of the next row had to make one of all."""
+    session, held, done = store.session("own"), threading.Event(), threading.Event()
+    session.set("a", x=KEYS[0])
+
+    def hold():
+        with locked(store.layout.lock("table"), seconds=0):
+            held.set()
+            done.wait(0.2)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(10)
+    session.close()
+    done.set()
+    holder.join(10)
+    assert len(list_line(store.layout, "own").tables) == 2
+
+
 def test_one_row_more_is_one_small_file(store):
     store.publish("own", Rows([f"s{n}" for n in range(1000)], {"x": [KEYS[0]] * 1000}))
     before = set(names(store))
