@@ -22,6 +22,7 @@ _LAYOUT: Final = {"format", "stored", "channels", "spatial_factor", "temporal_fa
 MASK_BITS: Final = "mask_bits"
 """The name of a tensor with a mask in an entry of a condition: uint8, with eight channels in each number."""
 _LATENTS: Final = _SCALING | _LAYOUT | {"name", "marks", "mask_channels"}
+_COUNTS: Final = ("channels", "spatial_factor", "temporal_factor", "patchify", "mask_channels")
 _MARKS: Final = (["first"], ["first", "last"])
 
 
@@ -163,6 +164,8 @@ def parse_latents(recipe: Recipe) -> LatentsBlock:
             raise _Unknown(f"it keeps {stored!r}, with latents_mean {mean!r} and latents_std {std!r}")
         if read.get("scaled", False) not in {True, False} or (read.get("scaled") and stored == "moments"):
             raise _Unknown(f"it keeps {stored!r}, scaled: {read['scaled']!r}")
+        if wrong := [name for name in _COUNTS if name in read and (type(read[name]) is not int or read[name] < 1)]:
+            raise _Unknown(f"its {wrong[0]} is {read[wrong[0]]!r:.80}")
         if "marks" in read and (read["marks"] not in _MARKS or stored == "moments"):
             raise _Unknown(f"it keeps {stored!r}, marks: {read['marks']!r}")
         if ("marks" in read or "mask_channels" in read) and read["patchify"] != 1:

@@ -89,6 +89,11 @@ def test_a_text_recipe_that_is_not_known_whole_is_refused(changes):
         {"stored": "codes"},
         {"latents_mean": [0.5]},
         {"patchify": "two"},
+        {"channels": [4]},
+        {"channels": 0},
+        {"spatial_factor": "8"},
+        {"temporal_factor": True},
+        {"mask_channels": -1},
     ],
 )
 def test_a_latents_recipe_that_is_not_known_whole_is_refused(changes):

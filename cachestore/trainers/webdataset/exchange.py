@@ -250,7 +250,7 @@ def check_tensors(column: ExchangedColumn, one: ExchangedCell, recipe: Recipe, t
         return
     stored = str(recipe.read["stored"])
     shape, factor = tensors[stored][1], recipe.read.get("factor", recipe.read.get("spatial_factor"))
-    channels = 1 if column.encoder == MASK else int(recipe.read["channels"]) * (2 if stored == "moments" else 1)
+    channels = 1 if column.encoder == MASK else recipe.read.get("channels", 0) * (2 if stored == "moments" else 1)
     bucket = one.cell.facts.get("bucket")
     fits = len(shape) in (3, 4) and shape[0] == channels and all(shape)
     if not fits or (bucket and isinstance(factor, int) and [side * factor for side in shape[:-3:-1]] != [*bucket[:2]]):

@@ -330,6 +330,15 @@ def first_cell(body):
     return body["values"][0]["cells"][0]
 
 
+def counted(channels):
+    def change(body, _members):
+        for recipe in body["recipes"].values():
+            if "channels" in recipe["read"]:
+                recipe["read"]["channels"] = channels
+
+    return change
+
+
 HOSTILE = {
     "cut within a member": (cut(lambda raw: raw.index(b"00000001.safetensors") + 600), "ends within"),
     "cut where a member ends": (cut(lambda raw: raw.rindex(b"00000003.txt")), "ends before the end"),
@@ -357,6 +366,7 @@ HOSTILE = {
     ),
     "deep JSON": (added("00000000.json", b"[" * 100_000), "cannot be imported"),
     "another recipe": (stated(lambda body, _m: next(iter(body["recipes"].values()))["make"].update(model="x")), "it was changed"),
+    "channels that are no number": (stated(counted([4])), "its channels is"),
     "another key": (stated(lambda body, _m: body["values"][-1]["cells"][0].update(key="0" * 32)), "is not that of its caption"),
     "too few values": (stated(lambda body, _m: body["values"][-1]["cells"].pop()), "values of the role"),
     "a lacking tensor": (stated(lambda body, _m: first_cell(body)["tensors"].clear()), "has no tensor"),
