@@ -49,7 +49,7 @@ from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, read_catalog
 from cachestore.store.format.line import Changes, LineEntry, add_changes, encode_entry, list_line, read_entry
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
-from cachestore.store.write.made import read_begun
+from cachestore.store.write.made import read_lineage
 from cachestore.store.write.session import Session
 from cachestore.store.write.writer import Store
 
@@ -160,8 +160,8 @@ class _Pull(StoreTransfer):
     def _join_line(self, name: str, generation: int) -> None:
         """Take the number of a table that came above the rows that were here, and set again what sessions flushed below it meanwhile."""
         layout, here = self._layout, self._here.get(name, 0)
-        begun = read_begun(layout, name)
-        if begun is None or begun.made in HAVE_SOURCES or generation <= here:
+        lineage = read_lineage(layout, name)
+        if lineage is None or lineage.made in HAVE_SOURCES or generation <= here:
             return
         fence = LineEntry("fence", secrets.token_hex(16))
         publish(layout, layout.entry(name, generation), encode_entry(name, generation, fence), read_only=True)
@@ -174,7 +174,7 @@ class _Pull(StoreTransfer):
             add_changes(changes, entry.changes)
         if changes:
             with Store(layout.root, mode="a") as store:
-                Session(store, name, made=begun.made).publish(changes)
+                Session(store, name, made=lineage.made).publish(changes)
 
     def _of_data_set(self, plan: Moves) -> tuple[set[str], set[str]]:
         [(name, [generation])] = plan.generations.items()

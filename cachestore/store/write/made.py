@@ -19,8 +19,8 @@ _TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A data set that something has begun."""
+class Lineage:
+    """What made a data set, and which line it is."""
 
     made: Made
     line: str
@@ -29,7 +29,7 @@ class Begun:
     """The highest number of the line. If the line has ended since, it is another data set."""
 
 
-def read_begun(layout: Layout, name: str, *passed_over: type[Exception]) -> Begun | None:
+def read_lineage(layout: Layout, name: str, *passed_over: type[Exception]) -> Lineage | None:
     """Return what the newest table says that made a data set; None if there is none. Raises FormatError, OSError if it is damaged.
 
     A table of which the reading raises one of the errors that are `passed_over` counts as missing: then an older one says it.
@@ -39,16 +39,16 @@ def read_begun(layout: Layout, name: str, *passed_over: type[Exception]) -> Begu
         for number in reversed(line.tables):
             with suppress(FileNotFoundError, *passed_over):  # a newer one has taken its place: list again
                 header = read_header(layout.catalog(name, number), FORMAT, VERSION)
-                return Begun(header["made"], header.get("line", ""), line.highest)
+                return Lineage(header["made"], header.get("line", ""), line.highest)
         if not line.tables:
             break
     return None
 
 
 def what_made(layout: Layout, name: str) -> Made | None:
-    """Return what made a data set; None if there is none. Raises as `read_begun`."""
-    begun = read_begun(layout, name)
-    return None if begun is None else begun.made
+    """Return what made a data set; None if there is none. Raises as `read_lineage`."""
+    lineage = read_lineage(layout, name)
+    return None if lineage is None else lineage.made
 
 
 def has_sources(layout: Layout, name: str, *, if_damaged: bool) -> bool:
@@ -66,25 +66,25 @@ def check_made(layout: Layout, name: str, made: Made | None, kinds: Collection[M
 
 def check_no_session(layout: Layout, name: str) -> None:
     """Raise BadInput if sessions made the data set of this name: a pass cannot publish under it. Damaged tables do not hide that."""
-    begun, line = read_begun(layout, name, FormatError, OSError), list_line(layout, name)
+    lineage, line = read_lineage(layout, name, FormatError, OSError), list_line(layout, name)
     without_tables: Made | None = "published" if line.entries or line.blocks else None
-    check_made(layout, name, without_tables if begun is None else begun.made, HAVE_SOURCES)
+    check_made(layout, name, without_tables if lineage is None else lineage.made, HAVE_SOURCES)
 
 
-def begin(layout: Layout, name: str, made: Made) -> Begun:
+def begin(layout: Layout, name: str, made: Made) -> Lineage:
     """Return the data set of this name and kind, which is begun with an empty table if there is none.
 
     Raises BadInput if something else made it, or is making it, and FormatError if all its tables are lost: an empty one above its entries
     would hide them.
     """
     for _try in range(_TRIES):
-        line, begun = list_line(layout, name), read_begun(layout, name)
-        if begun is not None:
+        line, lineage = list_line(layout, name), read_lineage(layout, name)
+        if lineage is not None:
             if last_entry(layout, line).what == "dropped":
                 mark_dropped(layout, name, line.highest)  # `drop` was killed after it ended the line
                 continue
-            check_made(layout, name, begun.made, {made})
-            return begun
+            check_made(layout, name, lineage.made, {made})
+            return lineage
         if line.is_there:  # dropped meanwhile
             continue
         if unfinished := next((one for one in list_unfinished(layout) if one.name == name), None):

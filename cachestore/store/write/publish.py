@@ -42,11 +42,11 @@ def publish_rows(store: "Store", name: str, rows: object, *, update: bool) -> in
         with suppress(WriteFailed):  # it is published: the next fold makes the table
             return make_table(layout, name)
         return number
-    begun = begin(layout, name, "published")
+    lineage = begin(layout, name, "published")
     if update:
-        return _link_table(store, name, begun.number, given, lambda before: _laid_over(before, given, changes))
-    table = replace(given.catalog, name=name, made="published", line=begun.line)
-    return _link_table(store, name, begun.number, Rows.of(table))
+        return _link_table(store, name, lineage.number, given, lambda before: _laid_over(before, given, changes))
+    table = replace(given.catalog, name=name, made="published", line=lineage.line)
+    return _link_table(store, name, lineage.number, Rows.of(table))
 
 
 def publish_without(store: "Store", name: str, samples: Collection[str]) -> int:

@@ -75,7 +75,7 @@ class Session:
         self._attempt = _Attempt()
         """Of a flush that failed or was interrupted: its entry may be there all the same."""
         self.lock = threading.RLock()
-        self._begun = begin(store.layout, self.name, made)
+        self._lineage = begin(store.layout, self.name, made)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it. Else as `Writer.put`."""
@@ -166,8 +166,8 @@ class Session:
         return False
 
     def _next_entry(self, line: Line, last: LineEntry) -> LineEntry:
-        attempt, begun = self._attempt, self._begun
-        check_not_ended(self._store.layout, line, last, begun.number)
+        attempt, lineage = self._attempt, self._lineage
+        check_not_ended(self._store.layout, line, last, lineage.number)
         check_keys(self._store, self.name, attempt.keys(), attempt.samples_of)
         attempt.number = line.highest + 1
-        return LineEntry("changes", attempt.mark, changes=attempt.changes, made=begun.made, line=begun.line)
+        return LineEntry("changes", attempt.mark, changes=attempt.changes, made=lineage.made, line=lineage.line)
