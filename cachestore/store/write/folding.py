@@ -24,10 +24,12 @@ def fold(layout: Layout, name: str, number: int, *, least_rows: int, part: int, 
     """
 
     def is_due() -> bool:
-        rows, tables, own = rows_above(layout, name), list_line(layout, name).tables, 0
-        with suppress(FormatError, OSError):  # of a damaged table another is made
-            own = _count_rows(layout.catalog(name, tables[-1]), catalogs.FORMAT, catalogs.VERSION) if tables else 0
-        return rows >= max(least_rows, own / part)
+        rows, own = rows_above(layout, name), 0
+        if rows < least_rows:
+            return False
+        with suppress(FormatError, OSError, IndexError):  # where no table can be read, one is made
+            own = _count_rows(layout.catalog(name, list_line(layout, name).tables[-1]), catalogs.FORMAT, catalogs.VERSION)
+        return part * rows >= own
 
     with suppress(CacheStoreError, OSError):
         make_blocks(layout, name, number)
@@ -52,9 +54,10 @@ def publish_state(layout: Layout, catalog: Catalog) -> int:
 def make_blocks(layout: Layout, name: str, number: int) -> None:
     """Write the entries of each block that ends with this number as one file, if no table lies within it."""
     for size in BLOCKS:
-        block = BlockName(number - size + 1, number)
-        line = list_line(layout, name)
-        if number % size or block.first <= line.dropped or any(table >= block.first for table in line.tables):
+        if number % size:
+            return
+        block, line = BlockName(number - size + 1, number), list_line(layout, name)
+        if block.first <= line.dropped or any(table >= block.first for table in line.tables):
             return
         try:
             entries = [read_entry(layout, name, one) for one in line.above(block.first - 1, number)]
