@@ -29,7 +29,7 @@ from cachestore.jobs.run.reconcile import Reconciler
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.passes import join_pass, list_passes
 from cachestore.jobs.share.plan import ColumnRequest, PlanColumn, build_plan, publish_plan
-from cachestore.store.format.catalog import last_generation
+from cachestore.store.format.line import list_line
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
@@ -244,7 +244,7 @@ def reconciler(one: Job, number=None):
 
 def publish_catalog(layout, catalog):
     """Publish a catalog after whatever is there, without comparing, unless it is equal to the newest; returns (generation, digest)."""
-    last, newest = last_generation(layout, catalog.name), newest_catalog(layout, catalog.name, io="mmap")
+    last, newest = list_line(layout, catalog.name).highest, newest_catalog(layout, catalog.name, io="mmap")
     draft = draft_of(catalog)
     if newest is not None and draft.is_same_as(newest):
         return newest.generation, newest.digest

@@ -24,7 +24,7 @@ from cachestore.files.paths import BlockName, Layout, damaged, parse_lost, parse
 from cachestore.files.records import read_record
 from cachestore.jobs.share.plan import is_published, read_plan
 from cachestore.jobs.share.retention import ReportedCatalog, list_plans, reported_catalogs
-from cachestore.store.format.catalog import HAVE_SOURCES, list_generations, list_names, read_catalog
+from cachestore.store.format.catalog import HAVE_SOURCES, list_names, read_catalog
 from cachestore.store.format.findings import DamagedEntry, Finding, Kind, finding_of, missing_keys, read_or_finding
 from cachestore.store.format.index import Index, NoIndex, digest_table
 from cachestore.store.format.index import check as check_index
@@ -198,10 +198,10 @@ def _files_of(layout: Layout) -> Iterator[tuple[Kind, Path, Callable[[], object]
     for fingerprint in filter(None, map(parse_recipe, names_in(layout.recipes))):
         yield "bad-recipe", layout.recipe(fingerprint), partial(_read_recipe, layout, fingerprint)
     for name in list_names(layout):
-        for generation in list_generations(layout, name):
+        line = list_line(layout, name)
+        for generation in line.tables:
             path = layout.catalog(name, generation)
             yield "bad-catalog", path, partial(read_catalog, path, generation=generation)
-        line = list_line(layout, name)
         for number in (*line.entries, *line.blocks):
             yield "bad-changes", path_of(layout, name, number), partial(_read_changes, layout, name, number)
     for digest in filter(None, map(parse_marked, names_in(layout.marked))):

@@ -24,7 +24,7 @@ from cachestore.care.gc import (
     spent_lists,
     stale_temporaries,
 )
-from cachestore.care.lines import covered_entries, files_of_line, has_sources, keys_of_entries, tidy_line
+from cachestore.care.lines import covered_entries, files_of_line, keys_of_entries, tidy_line
 from cachestore.care.losses import needed_by
 from cachestore.care.usage import Needs, Owners, Usage, survey, values_by_owner
 from cachestore.core import system
@@ -51,7 +51,7 @@ from cachestore.jobs.share.retention import (
     remove_plan,
     spent_plans,
 )
-from cachestore.store.format.catalog import last_generation, list_generations, list_names, no_data_set, read_catalog
+from cachestore.store.format.catalog import list_generations, list_names, no_data_set, read_catalog
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import MarkedList, list_marked, marked_segments
 from cachestore.store.format.segment import SegmentContents, read_contents
@@ -59,8 +59,9 @@ from cachestore.store.read.snapshot import Snapshot, list_segments, load_snapsho
 from cachestore.store.read.unfinished import list_data_sets, not_there
 from cachestore.store.write.catalog_writer import mark_dropped
 from cachestore.store.write.commit import commit
+from cachestore.store.write.link import end_line
 from cachestore.store.write.listing_numbers import spent_numbers
-from cachestore.store.write.publish import publish_bare
+from cachestore.store.write.made import has_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +306,8 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         WriteFailed: the disk refused to write. The same call continues.
     """
     layout = open_layout(Layout.at(as_path("path", path)))
-    plans, line, files = plans_of(layout, name), list_line(layout, name), files_of_line(layout, name, last_generation(layout, name))
+    plans, line = plans_of(layout, name), list_line(layout, name)
+    files = files_of_line(layout, name, line.highest)
     check_for_reading(layout)
     is_lost = not files and not line.dropped and _owns_values(layout, name)
     if not plans and not files and not is_lost:
@@ -314,9 +316,9 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         raise BadInput(f"{heartbeats[0]} is working on the data set {name!r}: stop it, or wait until it has ended")
     freed = 0
     if apply:
-        end = last_generation(layout, name)
-        if line.entries or line.blocks or (line.tables and not has_sources(layout, name)):
-            end = publish_bare(layout, name, "dropped")
+        end = list_line(layout, name).highest
+        if line.entries or line.blocks or (line.tables and not has_sources(layout, name, if_damaged=False)):
+            end = end_line(layout, name)
         if end or is_lost:
             mark_dropped(layout, name, end or 1)
         freed = sum(remove_plan(layout, plan) for plan in plans)

@@ -33,17 +33,7 @@ from cachestore.jobs.share.passes import PassRef, list_passes, list_rounds
 from cachestore.jobs.share.plan import is_published, read_outline, read_plan
 from cachestore.jobs.share.retention import at_work, keys_of_passes, keys_of_plans, list_plans, open_passes, remove_plan
 from cachestore.jobs.share.workers import read_heartbeat
-from cachestore.store.format.catalog import (
-    HAVE_SOURCES,
-    Catalog,
-    cells_of,
-    last_generation,
-    list_generations,
-    list_names,
-    read_catalog,
-    rows_of,
-    without_rows,
-)
+from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, cells_of, list_names, read_catalog, rows_of, without_rows
 from cachestore.store.format.line import list_line, path_of, read_entry
 from cachestore.store.format.marked import read_marked
 from cachestore.store.format.segment import StoredEntry
@@ -51,8 +41,10 @@ from cachestore.store.read.rows import read_data_set
 from cachestore.store.read.snapshot import load_snapshot, open_layout
 from cachestore.store.read.unfinished import list_data_sets, not_there
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
+from cachestore.store.write.folding import make_table
 from cachestore.store.write.listing_numbers import listing_number
-from cachestore.store.write.publish import kind_of, make_table, publish_without
+from cachestore.store.write.made import what_made
+from cachestore.store.write.publish import publish_without
 from cachestore.store.write.writer import open_store
 
 _LOCK_SECONDS: Final = 60.0
@@ -168,7 +160,7 @@ def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now:
             )
         sources = dict.fromkeys(source for catalog in named.current.values() for source in source_paths(catalog.request))
         generations = {
-            name: _publish(layout, catalog, samples) if is_applied else last_generation(layout, name) + 1
+            name: _publish(layout, catalog, samples) if is_applied else list_line(layout, name).highest + 1
             for name, catalog in named.current.items()
         }
         if is_applied:
@@ -205,7 +197,7 @@ def _find(layout: Layout, names: Sequence[str], samples: frozenset[str]) -> _Men
     """Find out what names these samples. Raises FormatError for a damaged catalog, entry or plan."""
     found = _Mentions()
     for name in names:
-        for generation in list_generations(layout, name):
+        for generation in list_line(layout, name).tables:
             with suppress(FileNotFoundError):
                 catalog = read_catalog(layout.catalog(name, generation), generation=generation, io="mmap")
                 if _note(found, catalog, samples):
@@ -290,7 +282,7 @@ def _publish(layout: Layout, catalog: Catalog, samples: frozenset[str]) -> int:
             return publish_without(store, name, samples)
     with listing_number(layout, name) as number:  # a run that listed its source before this does not replace what is published here
         for _try in range(_TRIES):
-            last = last_generation(layout, name)
+            last = list_line(layout, name).highest
             newest = read_data_set(layout, name)
             rest = without_rows(newest, samples)
             if rest is None:
@@ -391,7 +383,7 @@ def _remove_names(layout: Layout, samples: frozenset[str], named: _Mentions, rem
         line = list_line(layout, name)
         newest = line.tables[-1] if line.tables else 0
         if newest in generations or any(number > max(newest, line.dropped) for number in numbers):
-            newest = make_table(layout, name) if kind_of(layout, name) not in HAVE_SOURCES else newest
+            newest = make_table(layout, name) if what_made(layout, name) not in HAVE_SOURCES else newest
         # Entries below the newest table all go, lowest first, as a gap in them would look like a loss.
         limit = max(newest, line.dropped)
         entries = [(last, number) for last, number in entry_numbers(layout, name) if numbers and last <= limit]
@@ -421,7 +413,7 @@ def _needs(layout: Layout, names: Sequence[str], without: frozenset[str], named:
         left_out = without if name in names else frozenset[str]()
         if list_line(layout, name).tables:
             yield from _needs_of(read_data_set(layout, name), named.keys, left_out)
-        for generation in list_generations(layout, name):
+        for generation in list_line(layout, name).tables:
             if generation not in named.generations.get(name, ()):
                 with suppress(FileNotFoundError):
                     path = layout.catalog(name, generation)

@@ -14,12 +14,13 @@ from cachestore.files.opening import names_in
 from cachestore.files.paths import BlockName, Layout, parse_block, parse_catalog, parse_entry
 from cachestore.files.removal import is_older
 from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, read_catalog
-from cachestore.store.format.line import Changes, Line, LineEntry, add_change, empty_table, lay, list_line, path_of, read_entry
-from cachestore.store.read.rows import read_data_set
+from cachestore.store.format.line import Line, LineEntry, empty_table, lay_entries, list_line, path_of, read_entry
+from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.read.unfinished import list_data_sets
-from cachestore.store.write.catalog_writer import draft_of, publish_draft
-from cachestore.store.write.publish import kind_of, make_table, publish_bare, publish_known, rows_above
-from cachestore.store.write.writer import open_store
+from cachestore.store.write.folding import make_table, publish_state, rows_above
+from cachestore.store.write.link import copy_marked, keys_of, link_fence, link_next, new_mark
+from cachestore.store.write.made import what_made
+from cachestore.store.write.writer import Store, open_store
 
 COVERED_SECONDS: Final = 86_400.0
 """Entries that a table covers stay for so long: a reader may have listed them."""
@@ -27,11 +28,10 @@ COVERED_SECONDS: Final = 86_400.0
 
 def tidy_line(layout: Layout, name: str, *, with_fence: bool) -> None:
     """Make a table if there are changes above the newest one, then a fence if asked for. Does nothing to what a pass made."""
-    kind = kind_of(layout, name)
-    if kind is None or kind in HAVE_SOURCES:
+    if what_made(layout, name) in {None, *HAVE_SOURCES}:
         return
     if with_fence:
-        publish_bare(layout, name, "fence")
+        link_fence(layout, name)
     if rows_above(layout, name):
         make_table(layout, name)
 
@@ -56,9 +56,7 @@ def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: floa
     """
     line = list_line(layout, name)
     covered = kept[-2] if len(kept) > 1 else max(kept, default=0) - 1
-    numbers: list[tuple[int, int | BlockName]] = [(number, number) for number in line.entries if number <= covered]
-    numbers += [(block.first, block) for block in line.blocks if block.last <= covered]
-    paths = [path_of(layout, name, number) for _first, number in sorted(numbers, key=lambda each: each[0])]
+    paths = [path_of(layout, name, number) for last, number in entry_numbers(layout, name) if line.dropped < last <= covered]
     return [path for path in paths if is_older(path, COVERED_SECONDS, now=now)]
 
 
@@ -77,13 +75,6 @@ def files_of_line(layout: Layout, name: str, last: int) -> list[Path]:
     names = names_in(layout.catalog_folder(name))
     tables = [layout.catalog(name, number) for number in sorted(filter(None, map(parse_catalog, names))) if number <= last]
     return [*tables, *(path_of(layout, name, number) for end, number in entry_numbers(layout, name) if end <= last)]
-
-
-def has_sources(layout: Layout, name: str) -> bool:
-    """Whether a pass or an import made a data set. False if its newest table is damaged: then an end of its line does no harm."""
-    with suppress(FormatError):
-        return kind_of(layout, name) in HAVE_SOURCES
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +109,26 @@ def read_known(layout: Layout, name: str) -> Known | None:
     line = list_line(layout, name)
     if not (line.entries or line.blocks):
         return None
-    catalog = _newest_table(layout, line)
-    start = line.dropped if catalog is None else catalog.generation
-    if start == line.highest:
+    table = _newest_table(layout, line)
+    number = start = 1 + (line.dropped if table is None else table.generation)
+    if start > line.highest:
         return None
-    changes, lost, made, line_id = Changes(), list[int](), None if catalog is None else catalog.made, ""
-    number = start + 1
+    entries, lost = list[LineEntry](), list[int]()
     while number <= line.highest:
         entry, last = _entry_from(layout, line, number)
         if entry is None:
             lost += [number]
         elif entry.what == "dropped":
             return None
-        elif entry.table is not None:
-            catalog, changes, lost = entry.table, Changes(), []
         else:
-            for sample, change in entry.changes.items():
-                add_change(changes, sample, change)
-        if entry is not None and entry.made is not None and made is None:
-            made, line_id = entry.made, entry.line
+            entries.append(entry)
+            lost = [] if entry.table is not None else lost
         number = last + 1
-    has_base = catalog is not None
-    if catalog is None:  # a data set begins with an empty table
-        catalog, lost = empty_table(name, made or "published", line_id), [one for one in lost if one != start + 1]
-    return Known(replace(lay(catalog, changes), generation=line.highest), tuple(lost), has_base)
+    has_base = table is not None or any(entry.table is not None for entry in entries)
+    if table is None:  # a data set begins with an empty table, which no entry has
+        known = next((entry for entry in entries if entry.made is not None), LineEntry("fence", "", made="published"))
+        table, lost = empty_table(name, known.made or "published", known.line), [one for one in lost if has_base or one != start]
+    return Known(replace(lay_entries(table, entries), generation=line.highest), tuple(lost), has_base)
 
 
 def _newest_table(layout: Layout, line: Line) -> Catalog | None:
@@ -211,16 +198,25 @@ def close_gaps(layout: Layout) -> list[str]:
         if known.is_beyond_repair:
             continue
         with open_store(layout.root, "a") as store:
-            publish_known(store, name, lambda name=name: _read_again(layout, name))
+            _publish_known(store, name)
         lost.append(known.lost_in_words())
     return lost
 
 
-def _read_again(layout: Layout, name: str) -> Catalog:
-    known = read_known(layout, name)
-    if known is None:
-        raise FormatError(f"the data set {name!r} in {layout.root} changed while it was repaired; run the same command again")
-    return known.catalog
+def _publish_known(store: Store, name: str) -> None:
+    """Publish what is known of a data set as a whole table. Values that are nowhere stay named: `verify` says so."""
+    layout, mark = store.layout, new_mark()
+
+    def next_entry(line: Line, _last: LineEntry) -> LineEntry | None:
+        known = read_known(layout, name)
+        if known is None:
+            raise FormatError(f"the data set {name!r} in {layout.root} changed while it was repaired; run the same command again")
+        if known.catalog.generation != line.highest:
+            return None
+        copy_marked(store, keys_of(Rows.of(known.catalog)))
+        return LineEntry("whole", mark, table=known.catalog)
+
+    link_next(layout, name, next_entry, over_damage=True)
 
 
 def tables_to_remake(layout: Layout, damaged: Sequence[str]) -> list[str]:
@@ -242,6 +238,6 @@ def remake_tables(layout: Layout, names: Sequence[str]) -> list[str]:
     for name in names:
         with suppress(FormatError, OSError):
             if (known := read_known(layout, name)) is not None and not known.lost:
-                publish_draft(layout, draft_of(known.catalog), after=known.catalog.generation - 1)
+                publish_state(layout, known.catalog)
                 made.append(name)
     return made

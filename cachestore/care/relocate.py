@@ -17,7 +17,8 @@ from cachestore.files.paths import Layout
 from cachestore.jobs.plan.recorded_paths import is_there, source_paths, with_source_paths
 from cachestore.sources.combined import IN_MEMORY
 from cachestore.sources.tars import tars_at
-from cachestore.store.format.catalog import Catalog, last_generation, list_generations, read_catalog
+from cachestore.store.format.catalog import Catalog, list_generations, read_catalog
+from cachestore.store.format.line import list_line
 from cachestore.store.read.snapshot import open_layout
 from cachestore.store.read.unfinished import list_data_sets, not_there
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
@@ -134,7 +135,7 @@ def _publish(layout: Layout, name: str, paths: Mapping[str, str]) -> int:
     If another process publishes a generation meanwhile, that one is taken.
     """
     while True:
-        last = last_generation(layout, name)  # looked up first: what is published from here on takes the number tried below
+        last = list_line(layout, name).highest  # looked up first: what is published from here on takes the number tried below
         catalog = _newest(layout, name)
         request = with_source_paths(catalog.request, paths)
         if request == catalog.request:

@@ -1,7 +1,6 @@
 """How commands name a data set: `--name` in each of them, and what they do without it."""
 
 import argparse
-from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from cachestore.core.errors import BadInput, BadUsage, FormatError
@@ -42,23 +41,15 @@ def choose(layout: "Layout", name: str | None, *, with_sources: bool = False) ->
             raise not_there(layout, name, there)
         return name
     if len(there) > 1 and with_sources:
-        there = [each for each in there if _may_have_sources(layout, each)] or there
+        from cachestore.store.write.made import has_sources
+
+        there = [each for each in there if has_sources(layout, each, if_damaged=True)] or there
     if len(there) > 1:
         raise several_there(layout, there)
     if not there:
         unfinished = [one.in_words(layout) for one in list_unfinished(layout)]
         raise BadInput("; ".join(unfinished) or f"{layout.root} has no data set: `cachestore precompute` makes one")
     return there[0]
-
-
-def _may_have_sources(layout: "Layout", name: str) -> bool:
-    """Whether a data set has captions and pictures. One whose newest table is damaged may have them."""
-    from cachestore.store.format.catalog import HAVE_SOURCES
-    from cachestore.store.write.publish import kind_of
-
-    with suppress(FormatError, OSError):
-        return kind_of(layout, name) in HAVE_SOURCES
-    return True
 
 
 def catalogs_of(layout: "Layout", name: str | None) -> "list[Catalog]":

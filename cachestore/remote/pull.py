@@ -46,10 +46,11 @@ from cachestore.remote.transfer import (
     segments_of,
 )
 from cachestore.store.format.catalog import HAVE_SOURCES, Catalog, read_catalog
-from cachestore.store.format.line import Changes, LineEntry, add_change, encode_entry, list_line, read_entry
+from cachestore.store.format.line import Changes, LineEntry, add_changes, encode_entry, list_line, read_entry
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.write.commit import RECIPE_FORMAT, RECIPE_VERSION, commit, create_store
-from cachestore.store.write.publish import Session, newest_header
+from cachestore.store.write.made import read_lineage
+from cachestore.store.write.session import Session
 from cachestore.store.write.writer import Store
 
 
@@ -159,10 +160,10 @@ class _Pull(StoreTransfer):
     def _join_line(self, name: str, generation: int) -> None:
         """Take the number of a table that came above the rows that were here, and set again what sessions flushed below it meanwhile."""
         layout, here = self._layout, self._here.get(name, 0)
-        header = newest_header(layout, name)
-        if header is None or header["made"] in HAVE_SOURCES or generation <= here:
+        lineage = read_lineage(layout, name)
+        if lineage is None or lineage.made in HAVE_SOURCES or generation <= here:
             return
-        fence = LineEntry("fence", secrets.token_hex(16), "")
+        fence = LineEntry("fence", secrets.token_hex(16))
         publish(layout, layout.entry(name, generation), encode_entry(name, generation, fence), read_only=True)
         changes = Changes()
         for number in (number for number in list_line(layout, name).entries if here < number <= generation):
@@ -170,11 +171,10 @@ class _Pull(StoreTransfer):
             if entry.what == "whole":
                 meanwhile = f"entry {number} of {name!r} was published in {layout.root} while generation {generation} came, which hides it"
                 raise Incomplete(f"{meanwhile}: publish it again")
-            for sample, change in entry.changes.items():
-                add_change(changes, sample, change)
+            add_changes(changes, entry.changes)
         if changes:
             with Store(layout.root, mode="a") as store:
-                Session(store, name, made=header["made"]).publish(changes)
+                Session(store, name, made=lineage.made).publish(changes)
 
     def _of_data_set(self, plan: Moves) -> tuple[set[str], set[str]]:
         [(name, [generation])] = plan.generations.items()

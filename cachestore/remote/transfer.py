@@ -28,7 +28,8 @@ from cachestore.store.format.line import Line, list_line
 from cachestore.store.read.rows import read_data_set
 from cachestore.store.read.snapshot import Snapshot
 from cachestore.store.write.catalog_writer import draft_of
-from cachestore.store.write.publish import newest_header, rows_above
+from cachestore.store.write.folding import rows_above
+from cachestore.store.write.made import read_lineage
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -204,15 +205,15 @@ class StoreTransfer:
         """
         line = list_line(self._layout, name)
         there = {number: size for number, size in self._inventory.catalogs.get(name, {}).items() if number > line.dropped}
-        header = newest_header(self._layout, name)
-        if header is None or not there:
+        lineage = read_lineage(self._layout, name)
+        if lineage is None or not there:
             return 0
         here, newest = line.highest if rows_above(self._layout, name) else line.tables[-1], max(there)
         start = remote_start(self._client, name, newest, there[newest])
-        if not start.line and not header.get("line"):
+        if not start.line and not lineage.line:
             return here  # of passes: equal numbers alone are compared
         common = min(here, newest)
-        is_one = start.line == header.get("line") and common in there
+        is_one = start.line == lineage.line and common in there
         if is_one:
             with suppress(BadInput):  # those rows are not kept here any more
                 is_one = remote_start(self._client, name, common, there[common]).digest == self._digest_here(line, common)

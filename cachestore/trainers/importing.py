@@ -34,7 +34,7 @@ from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.commit import create_store
 from cachestore.store.write.listing_numbers import number_if_there
-from cachestore.store.write.publish import check_no_session
+from cachestore.store.write.made import check_no_session
 from cachestore.trainers.cache_files import CacheFiles
 from cachestore.trainers.cache_scan import CacheScan, remarks_of, scan_cache
 from cachestore.trainers.file_encoder import FileEncoder

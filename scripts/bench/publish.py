@@ -86,7 +86,7 @@ def steps(folder: str, first: str, last: str, step: str, name: str) -> None:
     """Flush rows in steps, in this process; prints the seconds of each step and the bytes as JSON."""
     import cachestore as cs
 
-    import_module("cachestore.store.write.publish")  # once, and not in the first step
+    import_module("cachestore.store.write.session")  # once, and not in the first step
 
     taken: list[float] = []
     with cs.open(folder, mode="a") as store:
@@ -106,7 +106,7 @@ def one(folder: str, row: str, name: str) -> None:
     """Add a row in a session of its own, in this process; prints milliseconds and bytes as JSON."""
     import cachestore as cs
 
-    import_module("cachestore.store.write.publish")  # once, and not in what is measured
+    import_module("cachestore.store.write.session")  # once, and not in what is measured
 
     with cs.open(folder, mode="a") as store:
         bytes_before, began = written_bytes(), time.perf_counter()

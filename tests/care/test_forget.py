@@ -35,7 +35,7 @@ from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import list_marked
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_segments, load_snapshot
-from cachestore.store.write import publish
+from cachestore.store.write import link
 from cachestore.store.write.catalog_writer import draft_of
 from cachestore.store.write.commit import create_store
 from tests import fakes
@@ -366,7 +366,7 @@ def test_a_name_that_comes_before_or_after_the_mark_keeps_the_value(root, monkey
 def test_a_flush_that_had_checked_its_keys_before_the_mark_checks_them_again(root, monkeypatch):
     with cs.open(root, mode="a") as store, store.session("late") as session:
         session.set("late.png", x=key("cat"))
-        overtaken(monkeypatch, publish, "publish", lambda: forget(root, [CAT], now=True))
+        overtaken(monkeypatch, link, "publish", lambda: forget(root, [CAT], now=True))
         with pytest.raises(BadInput, check=asks_for("rows", "late.png")):
             session.flush()
         session.remove("late.png")

@@ -14,7 +14,8 @@ from cachestore.care.verify import verify
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.store.format.line import list_line
 from cachestore.store.write.catalog_writer import mark_dropped
-from cachestore.store.write.publish import make_table, publish_bare
+from cachestore.store.write.folding import make_table
+from cachestore.store.write.link import end_line
 from tests.care.test_collect import age_all
 from tests.fakes import asks_for
 from tests.store.write.test_publish import names, rows
@@ -320,7 +321,7 @@ def test_a_data_set_whose_newest_files_are_damaged_can_be_dropped(store):
 
 def test_what_an_interrupted_drop_left_is_removed_by_the_next_one(store):
     long_line(store)
-    publish_bare(store.layout, "own", "dropped")
+    end_line(store.layout, "own")
     mark_dropped(store.layout, "own", list_line(store.layout, "own").highest)
     assert store.names() == []
     drop(store.layout.root, "own")

@@ -7,7 +7,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import DAMAGE, ERROR, OK, main
-from cachestore.store.write.publish import make_table
+from cachestore.store.write.folding import make_table
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
 

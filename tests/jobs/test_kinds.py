@@ -6,8 +6,8 @@ import cachestore as cs
 from cachestore.core.errors import BadInput
 from cachestore.jobs.run import catalog_maker
 from cachestore.store.format.catalog import list_generations
-from cachestore.store.write import publish as publishing
-from cachestore.store.write.publish import kind_of
+from cachestore.store.write import made as making
+from cachestore.store.write.made import what_made
 from tests import fakes
 from tests.fakes import FakeEncoder, asks_for, captions
 
@@ -26,7 +26,7 @@ def test_a_pass_cannot_publish_under_a_name_that_sessions_made(store):
     store.publish("train", {})
     with pytest.raises(BadInput, check=asks_for("name")):
         pass_over(store)
-    assert (kind_of(store.layout, "train"), list(store.dataset("train"))) == ("published", [])
+    assert (what_made(store.layout, "train"), list(store.dataset("train"))) == ("published", [])
 
 
 def test_a_session_cannot_use_the_name_of_a_pass_before_and_after_it_ends(store):
@@ -42,13 +42,13 @@ def test_a_session_cannot_use_the_name_of_a_pass_before_and_after_it_ends(store)
     for call in (store.session, store.files, lambda name: store.publish(name, {})):
         with pytest.raises(BadInput, check=asks_for("name")):
             call("train")
-    assert kind_of(store.layout, "train") == "precompute"
+    assert what_made(store.layout, "train") == "precompute"
 
 
 @pytest.mark.parametrize("moment", ["while it encodes", "before its number is taken"])
 def test_a_session_that_begins_during_a_pass_keeps_the_name(store, monkeypatch, moment):
     # Its look at unfinished passes was before the pass began.
-    monkeypatch.setattr(publishing, "list_unfinished", lambda _layout: [])
+    monkeypatch.setattr(making, "list_unfinished", lambda _layout: [])
     how = {}
     if moment == "while it encodes":
         how = {"before_encode": lambda _items: store.session("train")}
@@ -56,14 +56,14 @@ def test_a_session_that_begins_during_a_pass_keeps_the_name(store, monkeypatch, 
         fakes.overtaken(monkeypatch, catalog_maker, "publish_draft", lambda: store.session("train"))
     with pytest.raises(BadInput, check=asks_for("name")):
         pass_over(store, **how)
-    assert (kind_of(store.layout, "train"), list_generations(store.layout, "train")) == ("published", [1])
+    assert (what_made(store.layout, "train"), list_generations(store.layout, "train")) == ("published", [1])
 
 
 def test_a_pass_that_publishes_while_a_session_begins_keeps_the_name(store, monkeypatch):
-    fakes.overtaken(monkeypatch, publishing, "publish_draft", lambda: pass_over(store))
+    fakes.overtaken(monkeypatch, making, "publish_draft", lambda: pass_over(store))
     with pytest.raises(BadInput, check=asks_for("name")):
         store.session("train")
-    assert (kind_of(store.layout, "train"), list(store.dataset("train"))) == ("precompute", ["0000", "0001"])
+    assert (what_made(store.layout, "train"), list(store.dataset("train"))) == ("precompute", ["0000", "0001"])
 
 
 def test_a_name_is_free_again_once_it_was_dropped(store):
@@ -72,7 +72,7 @@ def test_a_name_is_free_again_once_it_was_dropped(store):
     assert pass_over(store).complete
     cs.drop(store.layout.root, "train")
     store.publish("train", {})
-    assert kind_of(store.layout, "train") == "published"
+    assert what_made(store.layout, "train") == "published"
 
 
 @pytest.mark.parametrize("damaged", [0, -1])

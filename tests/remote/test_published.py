@@ -15,7 +15,8 @@ from cachestore.remote.pull import pull_from
 from cachestore.remote.push import push_to
 from cachestore.remote.reader import open_address
 from cachestore.store.format.line import list_line
-from cachestore.store.write import publish as publishing
+from cachestore.store.write import link
+from cachestore.store.write.folding import make_table
 from tests.fakes import asks_for
 from tests.remote.copies import make, request, wrong_in
 from tests.remote.fake import Bucket
@@ -136,7 +137,7 @@ def test_a_store_that_is_behind_the_address_has_nothing_to_send(store, bucket, t
 def test_rows_that_the_store_no_longer_keeps_do_not_stop_the_next_push(store, bucket, tmp_path):
     push(store, bucket)
     flushed(store.layout.root, "c", "d")
-    publishing.make_table(store.layout, "own")
+    make_table(store.layout, "own")
     for number in range(1, 5):  # as `gc` does later
         store.layout.entry("own", number).unlink(missing_ok=True)
         store.layout.catalog("own", number).unlink(missing_ok=True)
@@ -148,7 +149,7 @@ def test_rows_that_the_store_no_longer_keeps_do_not_stop_the_next_push(store, bu
 def test_another_line_is_known_by_its_id_where_its_older_rows_are_gone(store, bucket, tmp_path):
     push(store, bucket, name="own")
     other = flushed(tmp_path / "other", "c", "d", "e", "f")
-    newest = publishing.make_table(other.layout, "own")
+    newest = make_table(other.layout, "own")
     for number in range(1, newest):
         other.layout.entry("own", number).unlink(missing_ok=True)
         other.layout.catalog("own", number).unlink(missing_ok=True)
@@ -200,7 +201,7 @@ def test_rows_that_are_flushed_while_a_newer_state_comes_lie_over_it(store, buck
     pull(copy, bucket)
     flushed(store.layout.root, *more)
     push(store, bucket)
-    published, slept = pulling.publish_pieces, publishing.publish
+    published, slept = pulling.publish_pieces, link.publish
 
     def flush_then_place(layout, final, *arguments, **named):
         if final.parent.parent.name == "catalogs" and moment == "before":
@@ -209,12 +210,12 @@ def test_rows_that_are_flushed_while_a_newer_state_comes_lie_over_it(store, buck
 
     def sleep_then_link(layout, final, *arguments, **named):
         if final.suffix == ".changes" and moment == "after":
-            monkeypatch.setattr(publishing, "publish", slept)
+            monkeypatch.setattr(link, "publish", slept)
             pull(copy, bucket)
         return slept(layout, final, *arguments, **named)
 
     monkeypatch.setattr(pulling, "publish_pieces", flush_then_place)
-    monkeypatch.setattr(publishing, "publish", sleep_then_link)
+    monkeypatch.setattr(link, "publish", sleep_then_link)
     if moment == "before":
         pull(copy, bucket)
     else:

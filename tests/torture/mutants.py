@@ -135,44 +135,46 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         *_SOURCES,
     ),
     "second look at marks": Mutant(
-        "store/write/publish.py",
-        "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
-        "        _try or _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
+        "store/write/session.py",
+        "        check_keys(self._store, self.name, attempt.keys(), attempt.samples_of)\n",
+        "        attempt.number or check_keys(self._store, self.name, attempt.keys(), attempt.samples_of)\n",
         *_PUBLISH_LONG,
     ),
     "listing before the look at marks": Mutant(
-        "store/write/publish.py",
-        "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
-        "        _check_keys(store, entry.name, named)\n        line = list_line(layout, entry.name)\n        number = line.highest + 1\n",
+        "store/write/link.py",
+        "        entry, number = next_entry(line, last), line.highest + 1\n",
+        "        entry, number = next_entry(line, last), list_line(layout, name).highest + 1\n",
         *_PUBLISH_LONG,
     ),
     "whole overlay": Mutant(
         "store/read/rows.py",
-        "    for number in entries:\n        entry = read_entry(layout, name, number)\n",
-        "    for number in entries[:2]:\n        entry = read_entry(layout, name, number)\n",
+        "    above = [read_entry(layout, name, number) for number in entries]\n",
+        "    above = [read_entry(layout, name, number) for number in entries[:2]]\n",
         *_PUBLISH,
     ),
     "removals in a fold": Mutant(
-        "store/write/publish.py",
-        "    if catalog.generation not in list_line(layout, name).tables:\n",
-        "    before = read_data_set(layout, name, list_line(layout, name).tables[-1])\n"
+        "store/write/folding.py",
+        "    if catalog.generation not in list_line(layout, catalog.name).tables:\n",
+        "    from cachestore.store.format.line import RowChange, lay\n"
+        "    before = read_data_set(layout, catalog.name, list_line(layout, catalog.name).tables[-1])\n"
         "    removed = {sample: RowChange(parts={'x': ()}) for sample in before.ids if sample not in catalog.ids}\n"
         "    catalog = lay(catalog, removed)\n"
-        "    if catalog.generation not in list_line(layout, name).tables:\n",
+        "    if catalog.generation not in list_line(layout, catalog.name).tables:\n",
         *_PUBLISH,
     ),
     "rows in a fold": Mutant(
-        "store/write/publish.py",
-        "    if catalog.generation not in list_line(layout, name).tables:\n",
+        "store/write/folding.py",
+        "    if catalog.generation not in list_line(layout, catalog.name).tables:\n",
+        "    from cachestore.store.format.line import RowChange, lay\n"
         "    catalog = lay(catalog, dict.fromkeys(catalog.ids[3:], RowChange(is_removed=True)))\n"
-        "    if catalog.generation not in list_line(layout, name).tables:\n",
+        "    if catalog.generation not in list_line(layout, catalog.name).tables:\n",
         *_PUBLISH,
     ),
-    "fence before removals": Mutant("care/lines.py", "    if with_fence:\n", "    if with_fence and kind is None:\n", *_PUBLISH),
+    "fence before removals": Mutant("care/lines.py", "    if with_fence:\n", "    if with_fence and not name:\n", *_PUBLISH),
     "listing after a link": Mutant(
-        "store/write/publish.py",
-        "        if entry.publish_as(number, last) and _is_in_line(layout, entry.name, number, entry.mark):\n",
-        "        if entry.publish_as(number, last):\n",
+        "store/write/link.py",
+        "        if publish(layout, path, chunks, read_only=True) and is_in_line(layout, name, number, entry.mark):\n",
+        "        if publish(layout, path, chunks, read_only=True):\n",
         *_PUBLISH,
     ),
     "value that went meanwhile": Mutant(

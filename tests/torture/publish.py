@@ -25,7 +25,8 @@ from cachestore.care import collect as upkeep
 from cachestore.core.errors import BadInput, MissingEntry
 from cachestore.core.keys import Key
 from cachestore.store.format.findings import HARMLESS
-from cachestore.store.write import publish as publishing
+from cachestore.store.write import folding
+from cachestore.store.write import session as sessions
 from cachestore.store.write.commit import create_store
 from tests.torture import jobs
 from tests.torture.campaign import Campaign, Outcome, judged, outcome_of, scratch
@@ -69,8 +70,8 @@ def rounds(seed: int) -> Iterator[Round]:
 
 def hurry() -> None:
     """Let tables and blocks come after a few rows and entries, in this process, and nothing be synced: nobody cuts the power here."""
-    jobs._patch(publishing, "_TABLE_ROWS", 5)
-    jobs._patch(publishing, "BLOCKS", (4, 16))
+    jobs._patch(sessions, "_TABLE_ROWS", 5)
+    jobs._patch(folding, "BLOCKS", (4, 16))
     os.fsync = os.fstat
 
 

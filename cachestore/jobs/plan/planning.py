@@ -33,7 +33,7 @@ from cachestore.sources.listing import Listing, with_alpha
 from cachestore.sources.remarks import Refused, Remarks
 from cachestore.sources.unused import unused_in_words
 from cachestore.store.read.rows import newest_catalog
-from cachestore.store.write.publish import check_no_session
+from cachestore.store.write.made import check_no_session
 
 if TYPE_CHECKING:
     from cachestore.encode.models.loaded import LoadedModel

@@ -18,7 +18,7 @@ from cachestore.jobs.share.plan import read_outline
 from cachestore.store.format.catalog import HAVE_SOURCES, MADE, Made, no_data_set
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.unfinished import again_in, list_data_sets, list_unfinished
-from cachestore.store.write.publish import kind_of
+from cachestore.store.write.made import what_made
 
 _ENCODERS: Final = ("text", LATENTS)
 """The order in which `--encode` names what several commands have made."""
@@ -86,7 +86,7 @@ def name_made(layout: Layout) -> list[str]:
     for name in name_all(layout):
         made: Made | None = None
         with suppress(FormatError):
-            made = kind_of(layout, name)
+            made = what_made(layout, name)
         names += [name] if made in {None, *HAVE_SOURCES} else []
     return names
 

@@ -16,10 +16,11 @@ from cachestore.jobs.run.presence import Presence
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.outcomes import Outcomes
 from cachestore.jobs.share.plan import Plan
-from cachestore.store.format.catalog import Catalog, KeyColumn, last_generation, made_by
+from cachestore.store.format.catalog import Catalog, KeyColumn, made_by
+from cachestore.store.format.line import list_line
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.listing_numbers import listing_numbers
-from cachestore.store.write.publish import check_no_session
+from cachestore.store.write.made import check_no_session
 
 
 def make_catalog(presence: Presence, job: Job, outcomes: Outcomes, failed: Mapping[int, str], previous: Catalog | None) -> Catalog:
@@ -66,7 +67,7 @@ def publish_catalog(
     """
     while True:
         # Before `newest`: if a generation is published from here on, the number that is tried below is taken.
-        last = last_generation(job.layout, job.plan.catalog)
+        last = list_line(job.layout, job.plan.catalog).highest
         check_no_session(job.layout, job.plan.catalog)
         previous = newest()
         if previous is not None:

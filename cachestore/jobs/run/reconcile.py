@@ -44,7 +44,7 @@ from cachestore.jobs.share.workers import read_heartbeats, seconds_of_pass
 from cachestore.store.format.catalog import FACTS, Catalog, list_generations, read_catalog
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, visible_segments
-from cachestore.store.write.catalog_writer import publish_again
+from cachestore.store.write.catalog_writer import draft_of, publish_draft
 from cachestore.store.write.commit import commit
 
 
@@ -264,7 +264,10 @@ class Reconciler:
         without = (outcomes.states == FAILED) | ~outcomes.keyed
         failed = dict.fromkeys(np.flatnonzero(without).tolist(), "")
         catalog = make_catalog(self._presence, self.job, outcomes, failed, self._newest())
-        return publish_again(self.job.layout, replace(catalog, listing=listing), generation, digest)
+        draft = draft_of(replace(catalog, listing=listing))
+        if draft.digest == digest:
+            publish_draft(self.job.layout, draft, after=generation - 1)
+        return draft.digest == digest
 
     def _report(self, outcomes: Outcomes, failed: Mapping[int, str], generation: int, digest: str, snapshot: Snapshot) -> dict[str, Json]:
         made, size_bytes = count_made(outcomes, failed, snapshot)

@@ -24,7 +24,8 @@ from cachestore.jobs.start.ranks import find_rank, launch_of, say_conflict
 from cachestore.store.format.catalog import NO_KEY
 from cachestore.store.format.line import OWNER, Cells
 from cachestore.store.read.reader import AnyKey
-from cachestore.store.write.publish import begin, replace_rows
+from cachestore.store.write.made import begin
+from cachestore.store.write.publish import replace_rows
 from cachestore.store.write.writer import Store
 
 VALUE: Final = "value"

@@ -16,7 +16,7 @@ from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.core.samples import CAPTION
 from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.opening import names_in
-from cachestore.files.paths import Layout, damaged, decode_name, encode_name, parse_catalog, parse_dropped, parse_entry, to_verify
+from cachestore.files.paths import Layout, damaged, decode_name, encode_name, parse_catalog, parse_dropped, to_verify
 from cachestore.files.table import (
     Column,
     Digests,
@@ -57,7 +57,7 @@ MADE: Final[Mapping[Made, str]] = {
 IMPORTED: Final = "imported"
 """In a request: the format that an encoder's values were imported from. The `kind` of an imported recipe."""
 
-HAVE_SOURCES: Final = frozenset({"precompute", "imported"})
+HAVE_SOURCES: Final[frozenset[Made]] = frozenset({"precompute", "imported"})
 """Data sets of these kinds have captions, extra columns, and inputs and stat records for each key. Others have keys alone."""
 
 _FEW: Final = 64
@@ -510,9 +510,3 @@ def list_generations(layout: Layout, name: str) -> list[int]:
     names = names_in(layout.catalog_folder(name))
     dropped = max(filter(None, map(parse_dropped, names)), default=0)
     return sorted(n for n in map(parse_catalog, names) if n is not None and n > dropped)
-
-
-def last_generation(layout: Layout, name: str) -> int:
-    """The highest number of any generation or entry of a data set, dropped ones included; 0 if there was none. None is used again."""
-    names = names_in(layout.catalog_folder(name))
-    return max((n for parse in (parse_catalog, parse_entry, parse_dropped) for n in map(parse, names) if n is not None), default=0)

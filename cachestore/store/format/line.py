@@ -5,7 +5,7 @@ table, or a fence, which does nothing, or the end of the line.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -28,6 +28,7 @@ from cachestore.files.table import (
     read_table,
     run_of,
     string_columns,
+    take,
 )
 from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
 from cachestore.store.format.catalog import NO_INPUT, NO_KEY, Catalog, KeyColumn, Kind, Made, kind_of_values, read_catalog
@@ -61,12 +62,6 @@ class RowChange:
     parts: dict[str, Cells] = field(default_factory=dict[str, Cells])
     """The new keys of each part that is set; none if the part is taken away."""
 
-    def then(self, later: "RowChange") -> "RowChange":
-        """Return this change and a later one as one."""
-        if later.is_removed:
-            return later
-        return RowChange(self.is_removed, {**self.parts, **later.parts})
-
 
 Changes = dict[str, RowChange]
 """By sample id, in the order in which rows begin."""
@@ -79,7 +74,7 @@ class LineEntry:
     what: What
     mark: str
     """32 hex digits, drawn by chance for each flush. Of a block: that of its last entry."""
-    before: str
+    before: str = ""
     """The mark of the entry before; empty if there was none. It tells a process that slept whether its entry is part of the line."""
     above: int = 0
     """How many rows the entries above the newest table have, this one's included, as its writer knew."""
@@ -182,10 +177,6 @@ def _as_json(number: int | BlockName) -> Json:
     return number if isinstance(number, int) else [*number]
 
 
-def _as_number(number: int | BlockName) -> int:
-    return number if isinstance(number, int) else number.last
-
-
 def path_of(layout: Layout, name: str, number: int | BlockName) -> Path:
     """The path of an entry or a block."""
     return layout.entry(name, number) if isinstance(number, int) else layout.block(name, number)
@@ -196,7 +187,7 @@ def read_entry(layout: Layout, name: str, number: int | BlockName) -> LineEntry:
     path = path_of(layout, name, number)
     entry = read_start(layout, name, number)
     if entry.what == "whole":
-        return replace(entry, table=read_catalog(path, generation=_as_number(number), io="mmap"))
+        return replace(entry, table=read_catalog(path, generation=number if isinstance(number, int) else number.last, io="mmap"))
     table = read_table(path, FORMAT, VERSION)
     ids = table.strings("ids")
     removed = table.numbers("removed") if "removed" in table.columns else Repeated(0, len(ids))
@@ -252,7 +243,25 @@ def add_change(rows: Changes, sample: str, change: RowChange) -> None:
     earlier = rows.get(sample)
     if earlier is not None and (change.is_removed or (earlier.is_removed and not earlier.parts)):
         del rows[sample]
-    rows[sample] = change if earlier is None else earlier.then(change)
+    if earlier is not None and not change.is_removed:
+        change = RowChange(earlier.is_removed, {**earlier.parts, **change.parts})
+    rows[sample] = change
+
+
+def add_changes(rows: Changes, later: Changes) -> None:
+    """Add later changes of rows."""
+    for sample, change in later.items():
+        add_change(rows, sample, change)
+
+
+def lay_entries(catalog: Catalog, entries: Iterable[LineEntry]) -> Catalog:
+    """Return a catalog with entries laid over it, in their order."""
+    changes = Changes()
+    for entry in entries:
+        if entry.table is not None:
+            catalog, changes = entry.table, Changes()
+        add_changes(changes, entry.changes)
+    return lay(catalog, changes)
 
 
 def lay(catalog: Catalog, changes: Changes) -> Catalog:
@@ -283,10 +292,8 @@ def lay(catalog: Catalog, changes: Changes) -> Catalog:
     return replace(catalog, ids=ids, columns=tuple(filter(None, columns)), values=values, **nothing)
 
 
-def _taken(values: Sequence[Any], rows: Any) -> list[Any]:
-    take = getattr(values, "take", None)
-    listed = rows.tolist()
-    return list(values) if len(listed) == len(values) else take(listed) if take is not None else [values[row] for row in listed]
+def _taken(values: Sequence[Any], rows: Any) -> Sequence[Any]:
+    return list(values) if len(rows) == len(values) else take(values, rows.tolist())
 
 
 def _laid_values(column: Sequence[Any], kept: Any, new: int) -> Sequence[Any]:

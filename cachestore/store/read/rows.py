@@ -14,7 +14,7 @@ from cachestore.core.words import did_you_mean, first_of, plural
 from cachestore.files.paths import BlockName, Layout, damaged
 from cachestore.files.table import Digests, Repeated, offsets_of, run_of
 from cachestore.store.format.catalog import NO_KEY, Catalog, KeyColumn, Kind, Made, list_names, read_catalog
-from cachestore.store.format.line import Changes, add_change, lay, list_line, made_column, read_entry, typed_values
+from cachestore.store.format.line import lay_entries, list_line, made_column, read_entry, typed_values
 from cachestore.store.read.unfinished import not_there
 
 if TYPE_CHECKING:
@@ -290,16 +290,10 @@ def _no_number(layout: Layout, name: str, number: int) -> BadInput:
 
 def _read_state(layout: Layout, name: str, table: int, entries: Sequence[int | BlockName], last: int) -> Catalog:
     catalog = read_catalog(layout.catalog(name, table), generation=table, io="mmap")
-    changes: Changes = {}
-    for number in entries:
-        entry = read_entry(layout, name, number)
-        if entry.what == "dropped":
-            raise _no_number(layout, name, last)
-        if entry.table is not None:
-            catalog, changes = entry.table, {}
-        for sample, change in entry.changes.items():
-            add_change(changes, sample, change)
-    return replace(lay(catalog, changes), generation=last) if entries else catalog
+    above = [read_entry(layout, name, number) for number in entries]
+    if any(entry.what == "dropped" for entry in above):
+        raise _no_number(layout, name, last)
+    return replace(lay_entries(catalog, above), generation=last) if entries else catalog
 
 
 def newest_catalog(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "pread") -> Catalog | None:

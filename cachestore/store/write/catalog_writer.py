@@ -111,14 +111,6 @@ def publish_draft(layout: Layout, draft: Draft, *, after: int) -> bool:
     return published
 
 
-def publish_again(layout: Layout, catalog: Catalog, generation: int, digest: str) -> bool:
-    """Publish a lost generation again under its number. Returns False, and publishes nothing, if the digest differs."""
-    draft = draft_of(catalog)
-    if draft.digest == digest:
-        publish_draft(layout, draft, after=generation - 1)
-    return draft.digest == digest
-
-
 def mark_dropped(layout: Layout, name: str, generation: int) -> None:
     """Record that a data set was dropped up to a number, durably. So none is used again: a pinned one never means another catalog."""
     record = encode_record(DROPPED_FORMAT, DROPPED_VERSION, {"generation": generation})

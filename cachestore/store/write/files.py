@@ -17,7 +17,9 @@ from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import as_stored
 from cachestore.store.format.line import OWNER, LineEntry, list_line, read_entry
 from cachestore.store.read.rows import Rows, read_data_set
-from cachestore.store.write.publish import Session, check_kind
+from cachestore.store.read.unfinished import list_data_sets, not_there
+from cachestore.store.write.made import check_made, what_made
+from cachestore.store.write.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +47,9 @@ class Files:
         self._store, self.name = store, as_stored(as_text("name", name))
         self._session = Session(store, name, made="files") if store.is_writable else None
         if self._session is None:
-            check_kind(store.layout, self.name, "files")
+            if (made := what_made(store.layout, self.name)) is None:
+                raise not_there(store.layout, self.name, list_data_sets(store.layout))
+            check_made(store.layout, self.name, made, {"files"})
         self._lock = threading.RLock() if self._session is None else self._session.lock
         self._keys: dict[str, Key] = {}
         self._number = -1

@@ -1,7 +1,7 @@
 """A store that can be written: a Reader with `writer` and `commit`. It belongs to one process."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,6 @@ from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import Access, Mode
 from cachestore.store.format.marked import marked_segments
-from cachestore.store.format.segment import SegmentContents
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.reader import AnyKey, Reader
 from cachestore.store.write.append import Acknowledged, Appender
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cachestore.store.write.files import Files
-    from cachestore.store.write.publish import Session
+    from cachestore.store.write.session import Session
 
 
 class Writer:
@@ -36,10 +35,8 @@ class Writer:
     If the block raises, values that are not yet published are discarded. Published ones stay. Belongs to one process and one thread.
     """
 
-    def __init__(self, store: "Store", take_newer: Callable[[Mapping[str, SegmentContents]], None]) -> None:
-        """`take_newer` refreshes the store, given the contents of segments that were published here."""
+    def __init__(self, store: "Store") -> None:
         self._store = store
-        self._take_newer = take_newer
         self._appender = Appender(store.layout)
         self._published: list[Acknowledged] = []
         self._has_ended = False
@@ -116,7 +113,7 @@ class Writer:
         _ = self._store.snapshot
         if self._published:
             published, self._published = self._published, []
-            self._take_newer({segment.digest: segment.contents for segment in published})
+            self._store.take_newer({segment.digest: segment.contents for segment in published})
 
 
 class Store(Reader):
@@ -145,11 +142,11 @@ class Store(Reader):
     def writer(self) -> Writer:
         """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
         self.check_writable()
-        return Writer(self, self.take_newer)
+        return Writer(self)
 
     def session(self, name: str) -> "Session":
         """Return a publish of a data set that grows, a context manager. Raises BadInput if something else made this data set."""
-        from cachestore.store.write.publish import Session
+        from cachestore.store.write.session import Session
 
         self.check_writable()
         return Session(self, name)

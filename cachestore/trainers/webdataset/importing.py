@@ -28,7 +28,8 @@ from cachestore.store.format.catalog import IMPORTED, Catalog, Cell, make_column
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.append import Appender
 from cachestore.store.write.commit import create_store
-from cachestore.store.write.publish import check_no_session, publish_catalog
+from cachestore.store.write.made import check_no_session
+from cachestore.store.write.publish import publish_catalog
 from cachestore.store.write.writer import Store
 from cachestore.trainers.import_request import ImportReport, ImportRequest, has_no_sample_of, made_otherwise
 from cachestore.trainers.table import WEBDATASET

@@ -11,7 +11,7 @@ from cachestore.care.verify import verify
 from cachestore.core.errors import BadInput, EncodeFailed, Incomplete
 from cachestore.jobs.run import reconcile
 from cachestore.store.format.line import list_line, read_entry
-from cachestore.store.write import publish as publishing
+from cachestore.store.write import session as sessions
 from tests import fakes
 from tests.care.test_lines import collected
 from tests.fakes import FakeEncoder, asks_for, captions, encode, fill_with, holds, names
@@ -333,7 +333,7 @@ def test_rows_that_somebody_else_publishes_meanwhile_are_compared_again(root, mo
     other = {"other": {"value": cs.key("caption", "one")}}
     with cs.open(root, mode="a") as store:
         cs.fill(store, caption_keys(a="one"), encode, publish_as="texts")
-        fakes.overtaken(monkeypatch, publishing, "_link_entry", lambda: store.publish("texts", other))
+        fakes.overtaken(monkeypatch, sessions, "link_next", lambda: store.publish("texts", other))
         cs.fill(store, caption_keys(a="one", b="two"), encode, publish_as="texts")
         assert published(store) == {"a": cs.key("caption", "one"), "b": cs.key("caption", "two")}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry
-from cachestore.store.write.publish import make_table
+from cachestore.store.write.folding import make_table
 from tests.fakes import asks_for
 
 PATHS = ["a", "b/c", "b/d"]

@@ -25,9 +25,13 @@ from cachestore.core.keys import Key
 from cachestore.files.locks import locked
 from cachestore.store.format.line import list_line, read_start
 from cachestore.store.read.rows import Rows, read_data_set
+from cachestore.store.write import folding, link
+from cachestore.store.write import made as making
 from cachestore.store.write import publish as publishing
+from cachestore.store.write import session as sessions
 from cachestore.store.write.catalog_writer import draft_of, publish_draft
-from cachestore.store.write.publish import make_table, publish_bare
+from cachestore.store.write.folding import make_table, rows_above
+from cachestore.store.write.link import end_line, link_fence
 from tests import fakes
 from tests.fakes import asks_for
 
@@ -188,7 +192,7 @@ def test_two_sessions_and_whole_tables_give_the_rows_of_a_dict(tmp_path_factory,
 
 
 def test_tables_and_blocks_are_the_same_whoever_makes_them_and_a_lost_one_costs_nothing(store, monkeypatch):
-    monkeypatch.setattr(publishing, "BLOCKS", (4, 16))
+    monkeypatch.setattr(folding, "BLOCKS", (4, 16))
     monkeypatch.setattr("cachestore.store.format.line.BLOCKS", (4, 16))
     session = store.session("own")
     session.flush()
@@ -229,7 +233,7 @@ def test_an_entry_that_is_gone_is_a_loss_that_is_named(store):
 
 
 def test_a_flush_makes_a_table_when_half_of_the_rows_are_new_and_enough(store, monkeypatch):
-    monkeypatch.setattr(publishing, "_TABLE_ROWS", 10)
+    monkeypatch.setattr(sessions, "_TABLE_ROWS", 10)
     with store.session("own") as session:
         for number in range(100):
             session.set(f"s{number}", x=KEYS[0])
@@ -248,20 +252,20 @@ def test_rows_above_a_table_are_counted_though_it_was_made_after_later_entries(s
         session.flush()
         states.append(read_data_set(store.layout, "own"))
     before = states[3]
-    assert publishing.rows_above(store.layout, "own") == 6
+    assert rows_above(store.layout, "own") == 6
     publish_draft(store.layout, draft_of(before), after=before.generation - 1)
-    assert publishing.rows_above(store.layout, "own") == 2
-    publish_bare(store.layout, "own", "fence")
-    assert publishing.rows_above(store.layout, "own") == 2
+    assert rows_above(store.layout, "own") == 2
+    link_fence(store.layout, "own")
+    assert rows_above(store.layout, "own") == 2
     make_table(store.layout, "own")
-    assert publishing.rows_above(store.layout, "own") == 0
+    assert rows_above(store.layout, "own") == 0
     session.set("more", x=KEYS[0])
     session.flush()
-    assert publishing.rows_above(store.layout, "own") == 1
+    assert rows_above(store.layout, "own") == 1
 
 
 def test_a_flush_makes_no_table_while_another_process_makes_one(store, monkeypatch):
-    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
+    monkeypatch.setattr(sessions, "_TABLE_ROWS", 1)
     session = store.session("own")
     session.set("a", x=KEYS[0])
     with locked(store.layout.lock("table"), seconds=0):
@@ -318,7 +322,7 @@ def test_a_session_of_a_dropped_data_set_is_told_and_the_next_one_begins_anew(st
     session = store.session("own")
     session.set("a", x=KEYS[0])
     session.flush()
-    end = publish_bare(store.layout, "own", "dropped")
+    end = end_line(store.layout, "own")
     store.layout.dropped("own", end).touch()
     session.set("b", x=KEYS[1])
     with pytest.raises(BadInput):
@@ -353,17 +357,17 @@ def test_a_key_in_a_segment_that_is_marked_is_copied_out_of_it(store):
 
 def test_a_flush_that_looked_before_a_fence_looks_again(store, monkeypatch):
     """A segment is marked, and a collector reads what is needed, while a flush is between its look and its link."""
-    looks, checked = [], publishing._check_keys
+    looks, checked = [], link.check_keys
 
     def check_then_sleep(*arguments):
         checked(*arguments)
         looks.append(1)
         if len(looks) == 1:
             mark_all(store)
-            publish_bare(store.layout, "own", "fence")
+            link_fence(store.layout, "own")
 
     with store.session("own") as session:
-        monkeypatch.setattr(publishing, "_check_keys", check_then_sleep)
+        monkeypatch.setattr(sessions, "check_keys", check_then_sleep)
         session.set("a", x=KEYS[0])
         session.flush()
     assert len(looks) >= 2
@@ -380,7 +384,7 @@ def test_an_entry_below_the_newest_is_read_by_nobody_and_its_process_publishes_a
     with store.session("own") as session:
         session.set("old", x=KEYS[0])
         low = session.flush()
-    listed, slept = publishing.list_line, []
+    listed, slept = link.list_line, []
 
     def list_then_sleep(layout, name):
         found = listed(layout, name)
@@ -397,7 +401,7 @@ def test_an_entry_below_the_newest_is_read_by_nobody_and_its_process_publishes_a
 
     sleeper = store.session("own")
     sleeper.set("late", x=KEYS[2])
-    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    monkeypatch.setattr(link, "list_line", list_then_sleep)
     number = sleeper.flush()
     assert list(rows(store)) == ["old", "other0", "other1", "other2", "late"]
     assert number == list_line(store.layout, "own").highest
@@ -406,16 +410,16 @@ def test_an_entry_below_the_newest_is_read_by_nobody_and_its_process_publishes_a
 def test_a_flush_that_failed_after_its_link_is_not_published_twice(store, monkeypatch):
     session = store.session("own")
     session.set("a", x=KEYS[0])
-    published = publishing.publish
+    published = link.publish
 
     def publish_then_fail(*arguments, **options):
         published(*arguments, **options)
         raise WriteFailed("the folder could not be synced")
 
-    monkeypatch.setattr(publishing, "publish", publish_then_fail)
+    monkeypatch.setattr(link, "publish", publish_then_fail)
     with pytest.raises(WriteFailed):
         session.flush()
-    monkeypatch.setattr(publishing, "publish", published)
+    monkeypatch.setattr(link, "publish", published)
     with store.session("own") as other:
         other.set("a", x=KEYS[1])
     session.flush()
@@ -428,13 +432,13 @@ def test_a_number_of_the_newest_table_is_never_free_for_a_process_that_slept(sto
 
     with store.session("own") as session:
         session.set("old", x=KEYS[0])
-    listed, slept = publishing.list_line, []
+    listed, slept = link.list_line, []
 
     def list_then_sleep(layout, name):
         found = listed(layout, name)
         if not slept:
             slept.append(1)
-            publish_bare(layout, name, "fence")
+            link_fence(layout, name)
             make_table(layout, name)
             later(store)
             collect(layout.root, apply=True, keep=1)
@@ -443,7 +447,7 @@ def test_a_number_of_the_newest_table_is_never_free_for_a_process_that_slept(sto
 
     sleeper = store.session("own")
     sleeper.set("late", x=KEYS[2])
-    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    monkeypatch.setattr(link, "list_line", list_then_sleep)
     sleeper.flush()
     assert list(rows(store)) == ["old", "late"]
 
@@ -451,7 +455,7 @@ def test_a_number_of_the_newest_table_is_never_free_for_a_process_that_slept(sto
 def test_an_entry_at_the_end_of_a_dropped_line_is_not_acknowledged(store, monkeypatch):
     session = store.session("own")
     session.set("a", x=KEYS[0])
-    listed, slept = publishing.list_line, []
+    listed, slept = link.list_line, []
 
     def list_then_sleep(layout, name):
         found = listed(layout, name)
@@ -460,7 +464,7 @@ def test_an_entry_at_the_end_of_a_dropped_line_is_not_acknowledged(store, monkey
             drop(layout.root, name)
         return found
 
-    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    monkeypatch.setattr(link, "list_line", list_then_sleep)
     with pytest.raises(BadInput):
         session.flush()
 
@@ -469,18 +473,18 @@ def test_a_failed_entry_that_is_not_part_of_the_line_is_published_again(store, m
     """Its link was made and its folder not synced; and its number was free because gc had removed what others had published there."""
     session = store.session("own")
     session.set("a", x=KEYS[0])
-    published = publishing.publish
+    published = link.publish
 
     def sleep_then_fail(layout, path, *arguments, **options):
-        monkeypatch.setattr(publishing, "publish", published)
-        fences = [publish_bare(layout, "own", "fence") for _time in range(3)]
+        monkeypatch.setattr(link, "publish", published)
+        fences = [link_fence(layout, "own") for _time in range(3)]
         make_table(layout, "own")
         for fence in fences[:2]:
             layout.entry("own", fence).unlink()
         assert published(layout, path, *arguments, **options)
         raise WriteFailed("the folder could not be synced")
 
-    monkeypatch.setattr(publishing, "publish", sleep_then_fail)
+    monkeypatch.setattr(link, "publish", sleep_then_fail)
     with pytest.raises(WriteFailed):
         session.flush()
     session.flush()
@@ -492,7 +496,7 @@ def test_a_session_begins_no_empty_table_above_one_that_takes_the_place_of_anoth
     session = store.session("own")
     session.set("a", x=KEYS[0])
     session.flush()
-    listed, looks = publishing.list_line, []
+    listed, looks = making.list_line, []
 
     def list_then_sleep(layout, name):
         found = listed(layout, name)
@@ -503,7 +507,7 @@ def test_a_session_begins_no_empty_table_above_one_that_takes_the_place_of_anoth
                 layout.catalog(name, number).unlink()
         return found
 
-    monkeypatch.setattr(publishing, "list_line", list_then_sleep)
+    monkeypatch.setattr(making, "list_line", list_then_sleep)
     store.session("own")
     assert rows(store) == {"a": {"x": KEYS[0]}}
 
@@ -525,9 +529,9 @@ def test_rows_that_are_published_count_though_no_table_can_be_made_of_them(store
         raise WriteFailed("there is no room")
 
     session = store.session("own")
-    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
-    monkeypatch.setattr(publishing, "publish_draft", refuse)
-    monkeypatch.setattr(publishing, "publish_link", refuse)
+    monkeypatch.setattr(sessions, "_TABLE_ROWS", 1)
+    monkeypatch.setattr(folding, "publish_draft", refuse)
+    monkeypatch.setattr(link, "publish_link", refuse)
     session.set("a", x=KEYS[0])
     publish = {"flush": session.flush, "close": session.close, "publish": lambda: store.publish("own", {"a": {"x": KEYS[0]}})}[call]
     number = publish()
@@ -588,7 +592,7 @@ def test_the_end_of_a_line_whose_drop_was_killed_takes_nothing_and_the_next_sess
     session = store.session("own")
     session.set("a", x=KEYS[0])
     session.flush()
-    end = publish_bare(store.layout, "own", "dropped")
+    end = end_line(store.layout, "own")
     session.set("b", x=KEYS[1])
     with pytest.raises(BadInput, check=asks_for("name")):
         session.flush()
@@ -620,16 +624,16 @@ def test_a_drop_leaves_the_session_that_begins_meanwhile(store, monkeypatch):
 def test_what_is_set_after_a_flush_that_failed_once_it_was_there_is_not_lost(store, monkeypatch):
     session = store.session("own")
     session.set("a", x=KEYS[0])
-    published = publishing.publish
+    published = link.publish
 
     def publish_then_interrupt(*arguments, **options):
         published(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(publishing, "publish", publish_then_interrupt)
+    monkeypatch.setattr(link, "publish", publish_then_interrupt)
     with pytest.raises(KeyboardInterrupt):
         session.flush()
-    monkeypatch.setattr(publishing, "publish", published)
+    monkeypatch.setattr(link, "publish", published)
     session.set("b", x=KEYS[1])
     session.flush()
     assert rows(store) == {"a": {"x": KEYS[0]}, "b": {"x": KEYS[1]}}
@@ -637,9 +641,9 @@ def test_what_is_set_after_a_flush_that_failed_once_it_was_there_is_not_lost(sto
 
 def test_a_flush_that_fails_at_any_call_keeps_its_rows_and_publishes_them_once(tmp_path, monkeypatch):
     """The disk is full at the n-th file that is made, for every n that there is, before and after it is there."""
-    monkeypatch.setattr(publishing, "BLOCKS", (4,))
-    monkeypatch.setattr(publishing, "_TABLE_ROWS", 1)
-    published, failed = publishing.publish, 0
+    monkeypatch.setattr(folding, "BLOCKS", (4,))
+    monkeypatch.setattr(sessions, "_TABLE_ROWS", 1)
+    published, failed = link.publish, 0
     for is_there in (False, True):
         for fatal in range(1, 20):
             store, left = filled(tmp_path / f"{is_there}{fatal}"), [fatal]
@@ -653,7 +657,8 @@ def test_a_flush_that_fails_at_any_call_keeps_its_rows_and_publishes_them_once(t
                     raise WriteFailed("the disk is full")
                 return done
 
-            monkeypatch.setattr(publishing, "publish", fails)
+            for module in (link, folding):
+                monkeypatch.setattr(module, "publish", fails)
             session = store.session("own")
             for number in range(6):
                 session.set(f"s{number}", x=KEYS[0])
@@ -664,7 +669,8 @@ def test_a_flush_that_fails_at_any_call_keeps_its_rows_and_publishes_them_once(t
                     with store.session("own") as other:
                         other.set(f"s{number}", y=KEYS[1])
                     session.flush()
-            monkeypatch.setattr(publishing, "publish", published)
+            for module in (link, folding):
+                monkeypatch.setattr(module, "publish", published)
             assert [(sample, "x" in cells) for sample, cells in rows(store).items()] == [(f"s{number}", True) for number in range(6)]
             if left[0] > 0:
                 break
@@ -677,7 +683,8 @@ def test_a_flush_is_not_undone_by_a_table_that_cannot_be_made(store, monkeypatch
     def refuses(*_arguments):
         raise WriteFailed("the disk is full")
 
-    monkeypatch.setattr(publishing, "make_table", refuses)
+    for module in (publishing, folding):
+        monkeypatch.setattr(module, "make_table", refuses)
     store.publish("own", {"a": {"x": KEYS[0]}})
     with store.session("own") as session:
         session.set("b", x=KEYS[1])
@@ -688,7 +695,7 @@ def test_a_flush_is_not_undone_by_a_table_that_cannot_be_made(store, monkeypatch
 def test_a_whole_entry_without_its_table_is_folded_by_the_next_that_tidies(store, monkeypatch):
     store.publish("own", {"a": {"x": KEYS[0]}})
     for whole in ({"b": {"x": KEYS[1]}}, {}):
-        monkeypatch.setattr(publishing, "publish_link", lambda *_arguments: None)
+        monkeypatch.setattr(link, "publish_link", lambda *_arguments: None)
         number = store.publish("own", whole)
         assert number not in list_line(store.layout, "own").tables
         tidy_line(store.layout, "own", with_fence=False)
@@ -732,7 +739,7 @@ def test_threads_may_share_a_session_and_files(store):
 
 
 def test_an_update_of_keys_does_not_wait_for_sessions_and_one_of_columns_gives_up(store, monkeypatch):
-    monkeypatch.setattr(publishing, "_UPDATE_TRIES", 3)
+    monkeypatch.setattr(publishing, "_TRIES", 3)
     store.publish("own", {"a": {"x": KEYS[0]}})
     numbers, really = iter(range(100)), publishing.read_data_set
 
@@ -804,7 +811,7 @@ def test_a_generation_is_any_number_that_can_still_be_read(store):
         for number in range(3):
             session.set(f"s{number}", x=KEYS[0])
             session.flush()
-    fence = publish_bare(store.layout, "own", "fence")
+    fence = link_fence(store.layout, "own")
     assert [len(rows(store, number=number)) for number in range(1, fence + 1)] == [0, 1, 2, 3, 3]
     make_table(store.layout, "own")
     store.layout.entry("own", 3).unlink()  # as `gc` does a day after a table covers it

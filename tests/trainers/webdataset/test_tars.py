@@ -127,7 +127,7 @@ def test_tars_are_not_imported_under_a_name_that_sessions_use(tmp_path, sent, mo
         if moment == "before":
             other.session("train")
         else:
-            fakes.overtaken(monkeypatch, publishing, "_check_keys", lambda: other.session("train"))
+            fakes.overtaken(monkeypatch, publishing, "check_keys", lambda: other.session("train"))
         with pytest.raises(BadInput, check=asks_for("name")):
             bring(sent, other.layout.root)
         assert other.dataset("train").made == "published"
