@@ -1,0 +1,55 @@
+"""The self-test of an adapter: what the trainer's reader returns is bit for bit what its writer was given."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cachestore.live.adapter import refuse
+
+
+def check_same(point: str, written: Any, read: Any) -> None:
+    """End the run with exit code 2, naming the plug point and the difference, unless both are equal to the bit.
+
+    Arrays, tensors, numbers and texts, and lists and mappings of them. Not a number equals itself.
+    """
+    if (difference := _difference(written, read)) is not None:
+        refuse(f"self-test: {point} does not return what was written: {difference}")
+
+
+def _difference(written: Any, read: Any, where: str = "") -> str | None:
+    if isinstance(written, Mapping) and isinstance(read, Mapping):
+        if {*written} != {*read}:
+            return f"{where or 'the value'} has the names {sorted(map(str, read))}, not {sorted(map(str, written))}"
+        pairs = [(f"{where}[{name!r}]", value, read[name]) for name, value in written.items()]
+    elif _is_several(written) and _is_several(read):
+        if len(written) != len(read):
+            return f"{where or 'the value'} has {len(read)} parts, not {len(written)}"
+        pairs = [(f"{where}[{number}]", one, two) for number, (one, two) in enumerate(zip(written, read, strict=True))]
+    else:
+        return _array_difference(written, read, where or "the value")
+    return next((text for name, one, two in pairs if (text := _difference(one, two, name)) is not None), None)
+
+
+def _is_several(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _array_difference(written: Any, read: Any, where: str) -> str | None:
+    import numpy as np
+
+    one, two = (np.asarray(_as_array(value)) for value in (written, read))
+    if (one.dtype, one.shape) != (two.dtype, two.shape):
+        return f"{where} is {two.dtype} {list(two.shape)}, not {one.dtype} {list(one.shape)}"
+    if one.dtype == object:
+        return None if written == read else f"{where} is {read!r:.80}, not {written!r:.80}"
+    if one.tobytes() != two.tobytes():
+        return f"{where} has other numbers"
+    return None
+
+
+def _as_array(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        return value.view(torch.uint16).numpy() if value.dtype == torch.bfloat16 else value.numpy()
+    return value
