@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from cachestore.live.facts import settings as settings
     from cachestore.live.names import ValueName as ValueName
     from cachestore.live.npz import drop as drop
-    from cachestore.live.npz import first_asked as first_asked
     from cachestore.live.npz import is_held as is_held
     from cachestore.live.npz import numpy_for_names as numpy_for_names
-    from cachestore.live.npz import put_through_store as put_through_store
     from cachestore.live.npz import take as take
+    from cachestore.live.npz import test_first as test_first
+    from cachestore.live.npz import test_made_up as test_made_up
     from cachestore.live.run import current as current
     from cachestore.live.self_test import called_once as called_once
     from cachestore.live.self_test import check_among as check_among
@@ -32,7 +32,7 @@ _NAMES = {
     "adapter": "Adapter Refused",
     "facts": "Shown digests fingerprint ids_of precision settings",
     "names": "ValueName",
-    "npz": "drop first_asked is_held numpy_for_names put_through_store take",
+    "npz": "drop is_held numpy_for_names take test_first test_made_up",
     "run": "current",
     "self_test": "called_once check_among check_same round_trip",
 }

@@ -65,7 +65,7 @@ def _digest_weights(kind: str, module: "torch.nn.Module") -> dict[str, str]:
 
     state: dict[str, Any] = module.state_dict()
     for name, value in state.items():
-        if not type(value) is torch.Tensor or value.device.type == "meta":
+        if type(value) is not torch.Tensor or value.device.type == "meta":
             why = "is on no device" if isinstance(value, torch.Tensor) and value.is_meta else f"is a {type(value).__name__}"
             refuse(f"{name} of a {kind} {why}: the values of sharded, offloaded and quantised encoders cannot be told apart")
     if adapter := next((one for one in module.modules() if type(one).__module__.partition(".")[0] == "peft"), None):
@@ -88,7 +88,7 @@ def _digest_tensor(tensor: "torch.Tensor") -> str:
 
 
 def digests(paths: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file's bytes. A file that has not changed since another start is not read again. Raises BadInput, OSError."""
+    """Return the SHA-256 of each file's bytes. A file that is unchanged since another start is not read again. Raises BadInput, OSError."""
     layout = current().store.layout
     known = load_digests(layout, host_name())
     before = {*known}
@@ -138,7 +138,7 @@ def _plain(name: str, value: Any) -> Json:
 
 
 class Shown:
-    """The fields of something that a trainer's encoder may see, as all of them are in the key. Another one that it reads ends the run (2)."""
+    """The fields of something that an encoder may see, as the key has them. One that is not here and that it reads ends the run (2)."""
 
     def __init__(self, thing: Any, fields: Collection[str], **more: Any) -> None:
         """Copy the named fields, and add others, such as `id`. What the encoder sets is kept here."""
@@ -153,6 +153,6 @@ class Shown:
 
 def ids_of(paths: Iterable[str]) -> list[str]:
     """Return for each path its part below the folder that is common to all of them, with `/`: an id that a person knows."""
-    whole = [os.path.abspath(path) for path in paths]
-    root = os.path.commonpath([os.path.dirname(path) for path in whole]) if whole else ""
-    return [os.path.relpath(path, root).replace(os.sep, "/") for path in whole]
+    whole = [Path(path).absolute() for path in paths]
+    root = os.path.commonpath([path.parent for path in whole]) if whole else ""
+    return [path.relative_to(root).as_posix() for path in whole]

@@ -46,7 +46,7 @@ SIZES = {
         (r"vocab_size=49408", "vocab_size=514"),
         (r"hidden_size=(768|1280)", "hidden_size=32"),
         (r"intermediate_size=(3072|5120)", "intermediate_size=64"),
-        (r"num_hidden_layers=(12|32)", "num_hidden_layers=2"),
+        (r"num_hidden_layers=(12|32)", "num_hidden_layers=12"),
         (r"num_attention_heads=(12|20)", "num_attention_heads=2"),
         (r"projection_dim=(768|1280)", "projection_dim=32"),
     ],
@@ -99,7 +99,7 @@ def make_models(folder: Path, seed: int) -> None:
 
     import torch
     from diffusers import AutoencoderKL
-    from library import flux_models, flux_utils, model_util, sdxl_model_util, sdxl_original_unet
+    from library import flux_models, model_util, sdxl_model_util, sdxl_original_unet
     from safetensors.torch import save_file
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
@@ -116,11 +116,11 @@ def make_models(folder: Path, seed: int) -> None:
     )
     state = {name: value.clone() for name, value in T5EncoderModel(t5).state_dict().items()}
     save_file(state, folder / "t5xxl.safetensors")
-    del flux_utils
+    longer = CLIPTextConfig(**{**shape, "num_hidden_layers": 12}, max_position_embeddings=77, eos_token_id=2, projection_dim=32)
     sdxl_model_util.save_stable_diffusion_checkpoint(
         str(folder / "sdxl.safetensors"),
-        CLIPTextModel(clip),
-        CLIPTextModelWithProjection(clip),
+        CLIPTextModel(longer),
+        CLIPTextModelWithProjection(longer),
         sdxl_original_unet.SdxlUNet2DConditionModel(),
         0,
         0,
