@@ -5,9 +5,10 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachestore.core.keys import Json, canonical, digest_bytes
 from cachestore.files.fingerprints import digest_file
@@ -32,18 +33,22 @@ def fingerprint(thing: Any) -> str:
     Weights are read on the device on which they are, by a few threads. A module whose weights are sharded, offloaded or quantised, or that
     has adapters, ends the run with exit code 2 (Refused), as does an object of another kind.
     """
+    return _fingerprint(_kind(thing), thing)
+
+
+def _fingerprint(where: str, thing: Any) -> str:
     import torch
 
     from cachestore.encode.models.loaded import digest_tokenizer
 
     kind = _kind(thing)
     if isinstance(thing, torch.nn.Module):
-        modules = [[name, _kind(module), _flags(module)] for name, module in thing.named_modules()]
+        modules: list[Json] = [[name, _kind(module), _flags(module)] for name, module in cast("Any", thing).named_modules()]
         return digest_bytes(canonical([kind, modules, _digest_weights(kind, thing)]))
     try:
         return digest_bytes(canonical([kind, digest_tokenizer(thing)]))
     except (AttributeError, TypeError) as error:
-        refuse(f"what the values depend on cannot be told from a {kind}: {error}")
+        refuse(f"values depend on {where}, a {type(thing).__name__}, which cannot be digested: {error}")
 
 
 def _kind(thing: object) -> str:
@@ -92,9 +97,9 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
     layout = current().store.layout
     known = load_digests(layout, host_name())
     before = {*known}
-    wanted = dict.fromkeys(paths)
+    wanted = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(THREADS) as pool:
-        found = dict(zip(wanted, pool.map(lambda path: digest_file(Path(path), known), wanted), strict=True))
+        found = dict(zip(wanted, pool.map(digest_file, map(Path, wanted), repeat(known)), strict=True))
     publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
     return found
 
@@ -115,26 +120,25 @@ def settings(thing: Any, values: Collection[str] | None = None, others: Collecti
     written down ends the run.
     """
     kind = _kind(thing)
-    counted = {*vars(thing)} - {*others} if values is None else {*values}
-    if unknown := sorted({*vars(thing)} - counted - {*others}):
+    fields: set[str] = {*vars(thing)}
+    counted = fields - {*others} if values is None else {*values}
+    if unknown := sorted(fields - counted - {*others}):
         refuse(f"{kind} has the {'field' if len(unknown) == 1 else 'fields'} {', '.join(unknown)}, on which values may depend")
-    return {"class": type(thing).__qualname__} | {
-        name: _plain(f"{kind}.{name}", vars(thing)[name]) for name in sorted(counted & {*vars(thing)})
-    }
+    return {"class": type(thing).__qualname__} | {name: _plain(f"{kind}.{name}", vars(thing)[name]) for name in sorted(counted & fields)}
 
 
 def _plain(name: str, value: Any) -> Json:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(name, one) for one in value]
+        return [_plain(name, one) for one in cast("list[Any]", value)]
     if isinstance(value, Mapping):
-        return {str(key): _plain(name, one) for key, one in value.items()}
+        return {str(key): _plain(name, one) for key, one in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, FunctionType | MethodType | functools.partial):
         refuse(f"values depend on {name}, a function, which cannot be digested")
     if _kind(value) in ("torch.dtype", "torch.device"):
         return str(value)
-    return fingerprint(value)
+    return _fingerprint(name, value)
 
 
 class Shown:

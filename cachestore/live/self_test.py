@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from cachestore.core.keys import Key
 from cachestore.files.scratch import scratch_folder
@@ -47,7 +47,8 @@ def called_once(thing: Any, *methods: str) -> Generator[None]:
 
         return call
 
-    before = {name: vars(thing).get(name) for name in methods}
+    fields: dict[str, Any] = vars(thing)
+    before = {name: fields.get(name) for name in methods}
     for name in methods:
         setattr(thing, name, once(getattr(thing, name)))
     try:
@@ -58,11 +59,14 @@ def called_once(thing: Any, *methods: str) -> Generator[None]:
 
 
 def _difference(written: Any, read: Any, where: str = "") -> str | None:
+    pairs: list[tuple[str, Any, Any]]
     if isinstance(written, Mapping) and isinstance(read, Mapping):
+        written, read = cast("Mapping[Any, Any]", written), cast("Mapping[Any, Any]", read)
         if {*written} != {*read}:
             return f"{where or 'the value'} has the names {sorted(map(str, read))}, not {sorted(map(str, written))}"
         pairs = [(f"{where}[{name!r}]", value, read[name]) for name, value in written.items()]
     elif _is_several(written) and _is_several(read):
+        written, read = cast("Sequence[Any]", written), cast("Sequence[Any]", read)
         if len(written) != len(read):
             return f"{where or 'the value'} has {len(read)} parts, not {len(written)}"
         pairs = [(f"{where}[{number}]", one, two) for number, (one, two) in enumerate(zip(written, read, strict=True))]

@@ -1,4 +1,4 @@
-"""Makes tiny random models in the formats of sd-scripts, and a copy of its checkout in which the sizes of models are small. Run in the copy.
+"""Makes tiny random models in the formats of sd-scripts, and a copy of its checkout in which the sizes of models are small.
 
 Usage, in the copy: python live_sd_scripts_models.py FOLDER SEED
 """

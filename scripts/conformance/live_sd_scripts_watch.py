@@ -1,8 +1,9 @@
-"""Runs a script of sd-scripts as it is, and writes down its losses, how much each encoder encoded, and what training read. Its draws follow
-from what is drawn for: so two runs draw alike.
+"""Runs a script of sd-scripts as it is, and writes down its losses, how much each encoder encoded, and what training read.
 
-Usage: python live_sd_scripts_watch.py SCRIPT ARGS...   (WATCH: a folder; WATCH_START: how DataLoader's workers are started; WATCH_KILL: after
-how many latents rank 1 kills itself)
+Its draws follow from what is drawn for: so two runs draw alike.
+
+Usage: python live_sd_scripts_watch.py SCRIPT ARGS...
+WATCH: a folder; WATCH_START: how DataLoader's workers are started; WATCH_KILL: after how many latents rank 1 kills itself.
 """
 # The trainer's modules are in its checkout.
 # pyright: reportMissingImports=false
@@ -26,10 +27,10 @@ def main() -> None:
     sys.path.insert(0, str(script.resolve().parent))
     if start := os.environ.get("WATCH_START"):
         multiprocessing.set_start_method(start)
-    from library import flux_models, train_util
-    from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
     from diffusers import AutoencoderKL
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+    from library import flux_models, train_util
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
 
     seen: dict = {"losses": [], "encoded": {}, "latents": [], "text": [], "from": []}
     rank = os.environ.get("RANK", "0")
@@ -45,7 +46,7 @@ def main() -> None:
     def count(kind: type, name: str) -> None:
         own = getattr(kind, name)
 
-        def counted(self, first, *more, **named):  # noqa: ANN001, ANN202
+        def counted(self, first, *more, **named):
             if not torch.is_grad_enabled():
                 seen["encoded"][kind.__name__] = seen["encoded"].get(kind.__name__, 0) + len(first)
                 if kill and name == "encode" and seen["encoded"][kind.__name__] > kill:
@@ -56,7 +57,7 @@ def main() -> None:
 
     DiagonalGaussianDistribution.sample = lambda self, generator=None: self.mean + self.std * noise(self.mean)
 
-    def forward(self, z):  # noqa: ANN001, ANN202
+    def forward(self, z):
         mean, logvar = torch.chunk(z, 2, dim=self.chunk_dim)
         return mean + torch.exp(0.5 * logvar) * noise(mean)
 
@@ -71,15 +72,15 @@ def main() -> None:
         count(kind, name)
     add = train_util.LossRecorder.add
 
-    def added(self, *, epoch, step, loss):  # noqa: ANN001, ANN202
+    def added(self, *, epoch, step, loss):
         seen["losses"].append(float(loss).hex())
         return add(self, epoch=epoch, step=step, loss=loss)
 
     train_util.LossRecorder.add = added
     own = torch.utils.data.DataLoader.__iter__
 
-    def following(self):  # noqa: ANN001, ANN202
-        def batches(them):  # noqa: ANN001, ANN202
+    def following(self):
+        def batches(them):
             for batch in them:
                 if isinstance(batch, dict) and "latents" in batch:
                     seen["latents"].append(None if batch["latents"] is None else digest(batch["latents"]))
@@ -88,7 +89,7 @@ def main() -> None:
 
         return batches(own(self))
 
-    def digest(tensor):  # noqa: ANN001, ANN202
+    def digest(tensor):
         return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
     torch.utils.data.DataLoader.__iter__ = following

@@ -3,6 +3,7 @@
 A strategy saves by `np.savez` and reads by `np.load`, which mean the store where they get the name of a value: nothing here knows the
 tensors of a family. Keys are of content. A strategy that is told to cache in memory alone caches in the store too.
 """
+# pyright: basic, reportMissingImports=false
 
 import json
 from collections.abc import Sequence
@@ -100,6 +101,7 @@ def _cache_text(_own: Any, self: Any, models: Sequence[Any], accelerator: Any) -
         with live.called_once(encoding, "encode_tokens", "encode_tokens_with_weights"):
             live.test_first(kind, named, lambda info: save(info, to_disk=False), save, strategy.load_outputs_npz)
     live.current().fill("text", wanted, encode, batch_size=strategy.batch_size or getattr(self, "datasets", [self])[0].batch_size)
+    live.drop()  # the first value, if another rank made it
     _wait(self, accelerator)
 
 
