@@ -80,7 +80,7 @@ class LoadedModel:
             kept = {field: value for field, value in differing.items() if field not in _NOT_CONFIG and not field.startswith("_")}
             digests = {"config": digest_bytes(canonical(kept)), "weights": digest_state(name, part)}
         else:
-            config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": _digest_tokenizer(part)}
+            config, digests = {"model_max_length": int(part.model_max_length)}, {"saved": digest_tokenizer(part)}
         return Component(name, library, class_name, FOLDER, {}, config=config, loaded=part, digests=digests)
 
     def config(self, name: str) -> dict[str, Json]:
@@ -211,7 +211,7 @@ def digest_state(name: str, module: nn.Module) -> str:
     return state.hexdigest()
 
 
-def _digest_tokenizer(tokenizer: Any) -> str:
+def digest_tokenizer(tokenizer: Any) -> str:
     """Return the SHA-256 of what a tokenizer saves, without its origin and the padding and truncation of its last call."""
     digests: dict[str, Json] = {}
     with scratch_folder() as folder:

@@ -1,0 +1,150 @@
+"""For trainers whose cache is npz: `numpy.savez` and `numpy.load` mean the store where they get the name of a value in place of a path.
+
+What was saved is held in memory until the adapter takes it into the store, so `load` returns it before it is there.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cachestore.core.keys import Key
+from cachestore.live.adapter import refuse
+from cachestore.live.names import ValueName
+from cachestore.live.run import current
+from cachestore.live.self_test import check_among, check_same, round_trip
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Arrays(dict[str, Any]):
+    """The arrays of a value by name, as `numpy.load` returns them."""
+
+    first_asked: str | None = None
+    """The first name that a reader looked for."""
+
+    @property
+    def files(self) -> list[str]:
+        """The names, as `NpzFile` has them."""
+        return [*self]
+
+    def __contains__(self, name: object) -> bool:
+        self.first_asked = self.first_asked or str(name)
+        return super().__contains__(name)
+
+    def __missing__(self, name: str) -> Any:
+        self.first_asked = self.first_asked or name
+        raise KeyError(f"{name} is not a file in the archive")
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
+
+_held: dict[Key, Arrays] = {}
+
+
+class _Numpy:
+    """numpy, but for names of values."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def savez(self, file: Any, *arrays: Any, **named: Any) -> None:
+        if isinstance(file, ValueName):
+            _held[file.key] = Arrays({name: self.own.asanyarray(value) for name, value in named.items()})
+        else:
+            self.own.savez(file, *arrays, **named)
+
+    savez_compressed = savez
+
+    def load(self, file: Any, *rest: Any, **options: Any) -> Any:
+        if not isinstance(file, ValueName):
+            return self.own.load(file, *rest, **options)
+        return _held[file.key] if file.key in _held else Arrays(current().get(file))
+
+
+def numpy_for_names(own: Any) -> Any:
+    """Return what takes the place of a module's global variable `np`."""
+    return own if isinstance(own, _Numpy) else _Numpy(own)
+
+
+def is_held(name: ValueName) -> bool:
+    """Whether a value was saved, and was not taken yet."""
+    return name.key in _held
+
+
+def take(kind: str, names: Iterable[ValueName], read: Callable[[ValueName], Any]) -> dict[Key, dict[str, Any]]:
+    """Return what was saved under these names, for `encode` of `fill`; it is held no longer. `read` is of the trainer, as `kind` is.
+
+    Ends the run with exit code 2 if nothing was saved under one of them, or if what `read` returns of the first is not what was saved.
+    """
+    names = [*names]
+    for name in names:
+        if name.key not in _held:
+            refuse(f"{kind} saved nothing for {name} by numpy.savez")
+    for name in names[:1]:
+        check_among(f"the reader of {kind}", _held[name.key], read(name))
+    return {name.key: _held.pop(name.key) for name in names}
+
+
+def drop() -> None:
+    """Hold nothing any more: another rank made these values."""
+    _held.clear()
+
+
+def test_made_up(kind: str, prefix: str, given: Any, write: Callable[[ValueName, str], None], read: Callable[[ValueName], Any]) -> None:
+    """Put made-up values through the trainer's writer, a store and its reader. Ends the run with exit code 2 unless `given` comes back.
+
+    `write` gets a name, and what the reader adds to `prefix` in the name of the array that it asks for first.
+    """
+    name = ValueName(Key(bytes([2] * 16)), str(Path(tempfile.gettempdir(), "cachestore-self-test")))
+    asked = _held[name.key] = Arrays()
+    with suppress(LookupError, ValueError, OSError):
+        read(name)
+    del _held[name.key]
+    if asked.first_asked is None:
+        refuse(f"self-test: the reader of {kind} does not read by numpy.load")
+    write(name, asked.first_asked.removeprefix(prefix))
+    _put_through_store(kind, name)
+    check_same(f"the reader of {kind}", given, read(name))
+    del _held[name.key]
+
+
+def test_first(
+    kind: str,
+    items: Iterable[tuple[ValueName, Any]],
+    in_memory: Callable[[Any], Any],
+    save: Callable[[Any], None],
+    read: Callable[..., Any],
+) -> None:
+    """Compare what the trainer's reader returns with what its encoder leaves in memory, for the first value that the store lacks.
+
+    It is held then. If nothing lacks, the first value is read, and compared with what the store has.
+    """
+    store, items = current().store, [*items]
+    name, item = next(((name, item) for name, item in items if name.key not in store), items[0])
+    if name.key in store:
+        check_among(f"the reader of {kind}", current().get(name), read(name))
+        return
+    expected = in_memory(item)
+    save(item)
+    _put_through_store(kind, name)
+    check_same(f"the reader of {kind}", expected, read(name))
+
+
+def _put_through_store(kind: str, name: ValueName) -> None:
+    """Replace what was saved under a name by what a store returns for it."""
+    if name.key not in _held:
+        refuse(f"self-test: {kind} does not save by numpy.savez")
+    _held[name.key] = Arrays(round_trip(_held[name.key]))

@@ -1,0 +1,86 @@
+"""What an armed process works with: the store, the values of one trainer's run, and how many were reused or made."""
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from cachestore.jobs.start.fill import fill
+from cachestore.live.adapter import refuse
+from cachestore.live.arming import Setting, armed
+from cachestore.store.write.writer import Store, open_store
+
+if TYPE_CHECKING:
+    from cachestore.core.keys import Key
+    from cachestore.jobs.share.report import Report
+    from cachestore.live.names import ValueName
+
+
+class Run:
+    """The store as this process sees it. A forked child gets its own."""
+
+    def __init__(self, setting: Setting) -> None:
+        """`setting` is what this process was armed with."""
+        self.setting, self.name, self.pid = setting, setting.name, os.getpid()
+        self.counts: dict[str, list[int]] = {}
+        """By part: values that were there, values that this launch made."""
+        self._calls: dict[str, int] = {}
+
+    @cached_property
+    def store(self) -> Store:
+        """The store, open for writing."""
+        return open_store(self.setting.store, mode="a")
+
+    @cached_property
+    def reader(self) -> Store:
+        """The store, open for reading, unless this process writes anyway."""
+        return self.store if "store" in vars(self) else open_store(self.setting.store)
+
+    def get(self, name: "ValueName") -> dict[str, Any]:
+        """Return the arrays of a value, as numpy."""
+        return self.reader.get(name.key, as_numpy=True)
+
+    def fill(
+        self,
+        part: str,
+        wanted: Iterable[tuple["Key", Any]],
+        encode: Callable[[list[tuple["Key", Any]]], Mapping[Any, Mapping[str, Any]]],
+        *,
+        batch_size: int,
+        group_by: Callable[[Any], Hashable] | None = None,
+    ) -> "Report":
+        """Make what the store lacks, shared with all ranks (`cs.fill`), and publish all of it as the data set `NAME/PART`.
+
+        Every rank passes the same keys. When it returns, every value is there for every process; one that cannot be made is an error.
+        A second call for a part in one run makes `NAME/PART-2`.
+        """
+        count = self._calls[part] = self._calls.get(part, 0) + 1
+        name = f"{self.name}/{part}" if count == 1 else f"{self.name}/{part}-{count}"
+        report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name)
+        self.count(part, report.reused, report.encoded)
+        return report
+
+    def count(self, part: str, reused: int = 0, encoded: int = 0) -> None:
+        """Count values for the line at the end."""
+        counts = self.counts.setdefault(part, [0, 0])
+        counts[0] += reused
+        counts[1] += encoded
+
+    def last_line(self) -> str:
+        """What this run took from the store and what it made."""
+        parts = [f"{part}: {reused} reused, {encoded} encoded" for part, (reused, encoded) in self.counts.items()]
+        what = "; ".join(parts) if parts else "the trainer asked for no cached value"
+        return f"{what} (data set {self.name!r} in {self.setting.store})"
+
+
+_runs: list[Run] = []
+
+
+def current() -> Run:
+    """Return the run of this process. Ends the process with exit code 2 if it is not one that `cachestore.live` started."""
+    setting = armed()
+    if setting is None:
+        refuse("this process was not started by cachestore.live")
+    if not _runs or _runs[0].pid != os.getpid():
+        _runs[:] = [Run(setting)]
+    return _runs[0]

@@ -1,0 +1,67 @@
+"""The run of an armed process."""
+
+import os
+
+import numpy as np
+import pytest
+
+import cachestore as cs
+from cachestore import live
+from cachestore.live import arming
+from cachestore.live import run as runs
+from cachestore.live.adapter import Refused
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(arming, "_armed", [(arming.Setting("a", str(tmp_path / "store"), "toy/one"), live.Adapter("toy"))])
+    monkeypatch.setattr(runs, "_runs", [])
+    return live.current()
+
+
+def encode(batch):
+    return {key: {"value": np.full(2, len(item))} for key, item in batch}
+
+
+def test_fill_makes_what_lacks_and_publishes_it_under_the_name_of_the_run(run, tmp_path):
+    wanted = [(cs.key(item), item) for item in ("a", "bb")]
+    run.fill("latents", wanted[:1], encode, batch_size=2)
+    run.fill("latents", wanted, encode, batch_size=2)
+    assert run.get(live.ValueName(wanted[1][0]))["value"].tolist() == [2, 2]
+    assert run.last_line().startswith("latents: 1 reused, 2 encoded (")
+    with cs.open(tmp_path / "store") as store:
+        assert sorted(store.names()) == ["toy/one/latents", "toy/one/latents-2"]
+
+
+def test_one_that_fails_is_an_error(run):
+    def fails(batch):
+        raise ValueError("no")
+
+    with pytest.raises(cs.EncodeFailed):
+        run.fill("text", [(cs.key("a"), "a")], fails, batch_size=1)
+
+
+def test_a_refusal_while_encoding_ends_the_run_and_nothing_is_kept(run, tmp_path):
+    def refuses(batch):
+        raise live.Refused("no")
+
+    with pytest.raises(Refused):
+        run.fill("text", [(cs.key("a"), "a")], refuses, batch_size=1)
+    with cs.open(tmp_path / "store") as store:
+        assert len(store) == 0
+
+
+def test_a_run_that_asked_for_nothing_says_so(run):
+    assert "no cached value" in run.last_line()
+
+
+def test_a_forked_child_has_a_run_of_its_own(run, monkeypatch):
+    assert live.current() is run
+    monkeypatch.setattr(os, "getpid", lambda: run.pid + 1)
+    assert live.current() is not run
+
+
+def test_there_is_no_run_in_a_process_that_is_not_armed(monkeypatch):
+    monkeypatch.setattr(arming, "_armed", [])
+    with pytest.raises(Refused):
+        live.current()
