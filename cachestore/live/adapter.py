@@ -172,6 +172,15 @@ def _other_parameters(function: Any, new: Any) -> str | None:
     return f"has another default for {others[0]}: {theirs[others[0]].default!r}" if others else None
 
 
+def _with_their_defaults(function: Any, new: Any) -> inspect.Signature | None:
+    # Where ours has no default and the trainer's has, the trainer's is handed on.
+    ours = inspect.signature(new).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in ours):
+        return None
+    theirs, needed = inspect.signature(function), {one.name for one in ours if one.default is one.empty}
+    return theirs if any(one.default is not one.empty and one.name in needed for one in theirs.parameters.values()) else None
+
+
 def _same(one: Any, two: Any) -> bool:
     return one is two or (type(one) is type(two) and repr(one) == repr(two))
 
@@ -220,8 +229,14 @@ def plug(module: ModuleType, point: PlugPoint) -> str | None:
     if getattr(function, _MARK, None) is point:
         return None
 
+    signature = _with_their_defaults(function, point.new)
+
     @wraps(function)
     def replaced(*args: Any, **kwargs: Any) -> Any:
+        if signature is not None:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs = bound.args, bound.kwargs
         return point.new(function, *args, **kwargs)
 
     setattr(replaced, _MARK, point)

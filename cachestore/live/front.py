@@ -138,9 +138,13 @@ def _code_of_module(name: str) -> tuple[CodeType, ModuleType]:
 
 def _say_last_line() -> None:
     """What was reused and encoded; or that nothing was, and why."""
-    from cachestore.live.run import current
+    if "cachestore.live.run" in sys.modules:
+        from cachestore.live.run import current
 
-    print(f"cachestore.live: {current().last_line()}", file=sys.stderr)
+        line = current().last_line()
+    else:
+        line = "the trainer asked for no cached value"
+    print(f"cachestore.live: {line}", file=sys.stderr)
     for warning in warnings():
         print(f"cachestore.live: warning: {warning}", file=sys.stderr)
 
