@@ -4,12 +4,14 @@ import argparse
 import json
 import os
 import shlex
+import subprocess
 import sys
-from typing import Any
+from typing import Any, Final
 
 from cachestore.cli import USAGE, tell
 from cachestore.core.errors import BadUsage
 
+_SECONDS: Final = 600
 HELP = "run a trainer with its cache in a store: its own encoders fill it, and no file of the trainer is changed"
 
 
@@ -65,7 +67,11 @@ def _check(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(checkout):  # noqa: PTH112 - its text is shown as it was given
         raise BadUsage(f"{checkout} is not a folder: give the trainer's checkout")
     with start(TRAINER_CHECK, arguments.trainer, checkout, os.getcwd()) as child:  # noqa: PTH109 - as Python would put it into sys.path
-        out, _err = child.communicate(timeout=600)
+        try:
+            out, _err = child.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            child.kill()
+            raise BadUsage(f"the modules of {checkout} are not imported after {_SECONDS} s") from error
         if child.returncode:
             raise BadUsage(f"the modules of {checkout} cannot be looked at: {reason_of(child)}")
     found: dict[str, Any] = json.loads(out)

@@ -14,7 +14,7 @@ from cachestore.core.errors import BadUsage
 
 _FRONT: Final = "cachestore.live"
 _PYTHON: Final = re.compile(r"python[\d.]*(\.exe)?")
-_LONG: Final = "--check-hash-based-pycs"
+_LONG: Final = "check-hash-based-pycs"
 """Python's only long option with a value; its short ones are -c, -m, -W and -X."""
 _Parsed: TypeAlias = tuple[int, bool]
 """(how many words stand before the script, whether it is a module)."""
@@ -44,7 +44,7 @@ def _after_python(words: Sequence[str], start: int, front: Sequence[str]) -> lis
         letters, kind, value = (option[1], option[2], option[3]) if option else (words[number], "", "")
         if kind == "c":
             raise _not_found(words, front, "the program of -c is no script")
-        following = number + (1 if value or not (kind or letters == _LONG) else 2)
+        following = number + (1 if value or not (kind or letters[2:] == _LONG) else 2)
         if kind == "m":
             module = value or " ".join(words[number + 1 : following])
             if module in _LAUNCHERS:
@@ -67,14 +67,14 @@ def _after_launcher(name: str, words: Sequence[str], start: int, front: Sequence
         if given[:1] != ["launch"]:
             raise _not_found(words, front, f"`{name} launch` starts trainers, and this is another command")
         begin, given = given[:1], given[1:]
-    said = StringIO()
+    printed = StringIO()
     try:
-        with redirect_stderr(said), redirect_stdout(said):
+        with redirect_stderr(printed), redirect_stdout(printed):
             before, is_module = _LAUNCHERS[name](given)
     except ImportError as error:
         raise _not_found(words, front, f"{name} is not installed beside cachestore ({error})") from error
     except SystemExit as error:
-        last = said.getvalue().strip().splitlines()[-1:] or ["it names no script"]
+        last = printed.getvalue().strip().splitlines()[-1:] or ["it names no script"]
         raise _not_found(words, front, f"{name} does not understand it: {last[0]}") from error
     script = ["-m", given[before]] if is_module else [given[before]]
     return [*begin, *given[:before], *([] if is_module else ["-m"]), _FRONT, *front, *script, *given[before + 1 :]]
