@@ -29,5 +29,6 @@ PICKLE_READER: Final = ChildKind(
     "reader of pickles", "cachestore.trainers.pickle_reader", "trainers/sandbox.py", is_isolated=True, keeps_folder=False
 )
 TORCH_PROBE: Final = ChildKind("probe of torch", "cachestore.care.torch_probe", "care/doctor.py", keeps_folder=False)
+TRAINER_CHECK: Final = ChildKind("check of a trainer", "cachestore.live.check", "cli/live.py")
 
-KINDS: Final = (WORKER, HELPER, CALL_HELPER, PICKLE_READER, TORCH_PROBE)
+KINDS: Final = (WORKER, HELPER, CALL_HELPER, PICKLE_READER, TORCH_PROBE, TRAINER_CHECK)

@@ -21,7 +21,7 @@ from cachestore.cli.terminal.folding import folded
 
 COMMANDS: Final = (
     *("precompute", "status", "verify", "repair", "stats", "ls", "show", "report", "why"),
-    *("gc", "compact", "drop", "forget", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache"),
+    *("gc", "compact", "drop", "forget", "relocate", "doctor", "bench", "import", "export", "push", "pull", "cache", "live"),
 )
 _VERBS: Final = ("cache", "encode", "make", "prepare", "preprocess", "run", "train")
 """Commands that do not exist, or do something else, and that `precompute` may be meant by."""
@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
         meant = f"{_meant_option(unknown, parsed.command)}{_line_to_copy(given)}".replace("?. ", "? ")
+        if parsed.command == "live" and not parsed.command_after:
+            meant = "; the trainer's command stands after --: cachestore live TRAINER --store STORE -- COMMAND…"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     parsed.line = given
     data = "--data" if parsed.command in _DATA_IS_AN_OPTION else "DATA"
@@ -163,7 +165,15 @@ class _Parser(argparse.ArgumentParser):
     _is_intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse a command's options first, then the rest: `show STORE --name N SAMPLE` would lose SAMPLE else, before Python 3.12."""
+        """Parse a command's options first, then the rest: `show STORE --name N SAMPLE` would lose SAMPLE else, before Python 3.12.
+
+        What stands after `--` is another program's command for a command that has `command_after`.
+        """
+        if args is not None and "--" in args and self.get_default("command_after") is not None:
+            cut = list(args).index("--")
+            parsed, unknown = self.parse_known_args(args[:cut], namespace)
+            parsed.command_after = list(args[cut + 1 :])
+            return parsed, unknown
         takes_several = any(one.nargs in {"*", "+"} for one in self._actions if not one.option_strings)
         if self._is_intermixed or self._subparsers is not None or takes_several:
             return super().parse_known_args(args, namespace)
@@ -203,9 +213,12 @@ def _module_of(command: str) -> Any:
 
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:
-    """Let `--batch_size 4` work as `--batch-size 4`. Values stay unchanged."""
-    parts = (argument.partition("=") for argument in arguments)
-    return [(name.replace("_", "-") if name.startswith("--") else name) + equals + value for name, equals, value in parts]
+    """Let `--batch_size 4` work as `--batch-size 4`. Values stay unchanged, and all after `--`."""
+    words = list(arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    parts = (argument.partition("=") for argument in words[:cut])
+    options = [(name.replace("_", "-") if name.startswith("--") else name) + equals + value for name, equals, value in parts]
+    return options + words[cut:]
 
 
 def add_store(parser: argparse.ArgumentParser, *, is_optional: bool = False, may_be_address: bool = False) -> None:

@@ -16,6 +16,7 @@ _Found = tuple[str, int | None, int | None]
 _MPI: Final = {"Open MPI": "OMPI_COMM_WORLD", "PMI": "PMI", "MVAPICH": "MV2_COMM_WORLD", "LSF": "JSM_NAMESPACE"}
 """The prefixes of each launcher's variables, before `_RANK` and `_SIZE`."""
 _LOCAL: Final = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
+ARRAY: Final = "SLURM array"
 _LOCAL_SIZES: Final = (
     "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -114,8 +115,8 @@ def _array(environment: Mapping[str, str]) -> _Found:
     """Return the rank in a job array: the task's number between the first and the last, in steps."""
     task, count, first = (_number(environment, f"SLURM_ARRAY_TASK_{word}") for word in ("ID", "COUNT", "MIN"))
     if task is None or count is None or first is None:
-        return "SLURM array", None, None
-    return "SLURM array", (task - first) // (_number(environment, "SLURM_ARRAY_TASK_STEP") or 1), count
+        return ARRAY, None, None
+    return ARRAY, (task - first) // (_number(environment, "SLURM_ARRAY_TASK_STEP") or 1), count
 
 
 def _first_number(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:

@@ -5,4 +5,4 @@ import sys
 from cachestore.live.front import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

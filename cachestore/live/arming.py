@@ -1,21 +1,25 @@
 """Arm a process: the adapter's plug points are put into the trainer's modules, here and in every process that this one starts.
 
-A process that is forked has all of this already. One that is started by spawn or forkserver gets it through what it unpickles: every
-`multiprocessing` process of an armed process carries a `Setting`, which arms where it is read. Environment variables are not used:
-launchers drop them, and they would arm programs that are none of the trainer's.
+A process that is forked has all of this already. One that is started by spawn or forkserver gets it through what it unpickles: before it
+runs the main script, `multiprocessing` reads what its parent prepared for it, and there a `Setting` stands first, which arms where it is
+read. Environment variables are not used: launchers drop them, and they would arm programs that are none of the trainer's.
 """
 
+import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from multiprocessing.process import BaseProcess
+from multiprocessing import spawn
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from cachestore.core.errors import BadInput
+from cachestore.core.words import did_you_mean
 from cachestore.live.adapter import Adapter, refuse
 
 ADAPTERS: Final = {
@@ -40,9 +44,19 @@ class Setting:
     source: str = ""
     """The data set of `precompute` that is read; empty if the trainer's own encoders fill the store."""
     generation: int | None = None
+    home: str = ""
+    """The folder from which an adapter that is not ours is imported."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arm_again, astuple(self)
+
+
+class _Paths:
+    """Reading a pickled one adds this process's folders of modules, which the other gets too late: `cachestore` may lie in one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        paths = [str(Path(path).absolute()) for path in sys.path]
+        return exec, (f"import sys; sys.path += [path for path in {paths!r} if path not in sys.path]",)
 
 
 _armed: list[tuple[Setting, Adapter]] = []
@@ -57,56 +71,86 @@ def load_adapter(name: str) -> Adapter:
     """Import an adapter: one of ours by its name, another by its module's dotted name. Raises BadInput if there is none."""
     module = ADAPTERS.get(name, name)
     try:
-        adapter = import_module(module).adapter
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
+        adapter = getattr(import_module(module), "adapter", None)
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # the latter two for '' and for '.name'
+        missing = error.name if isinstance(error, ModuleNotFoundError) else module
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
             raise
-        raise BadInput(f"there is no adapter {name!r}; there is one for {', '.join(ADAPTERS)}, or give the module of your own") from error
+        meant = did_you_mean(name, ADAPTERS) or f"; there is one for {', '.join(ADAPTERS)}, or give the module of your own"
+        raise BadInput(f"there is no adapter {name!r}{meant}", option="trainer") from error
     if not isinstance(adapter, Adapter):
-        raise BadInput(f"{module}.adapter is a {type(adapter).__name__}, not a cachestore.live.Adapter")
+        raise BadInput(f"{module} has no adapter: its `adapter` is a {type(adapter).__name__}, not a cachestore.live.Adapter")
     return adapter
 
 
-def arm(setting: Setting) -> None:
-    """Arm this process. A second call with the same setting changes nothing. Raises Refused, BadInput."""
+def home_of(module: str) -> str:
+    """Return the folder from which an imported module of an adapter came, empty for those that lie in cachestore."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if module.startswith("cachestore.") or file is None:
+        return ""
+    above = module.count(".") + (Path(file).name == "__init__.py")
+    return str(Path(file).absolute().parents[above])
+
+
+def arm(setting: Setting, *, is_first: bool = True) -> None:
+    """Arm this process, the first of a run or one that it started. A second call changes nothing. Raises Refused, BadInput."""
     if _armed:
         if _armed[0][0] != setting:
             refuse(f"this process is armed for {_armed[0][0]}, and read something of {setting}")
         return
+    if setting.home and setting.home not in sys.path:
+        sys.path.append(setting.home)  # what its functions import later lies there too
     adapter = load_adapter(setting.adapter)
     _armed.append((setting, adapter))
-    sys.meta_path.insert(0, _Hook(adapter))
+    sys.meta_path.insert(0, _Hook(adapter, says=is_first and os.environ.get("RANK", "0") == "0"))
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and adapter.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
             adapter.plug_into(module)
-    own = BaseProcess.__init__
+    own = spawn.get_preparation_data
 
-    def begin(self: BaseProcess, *args: Any, **kwargs: Any) -> None:
-        vars(self)["_cachestore_live"] = setting  # first, so that it is also unpickled first
-        own(self, *args, **kwargs)
+    def prepared(name: str) -> dict[str, Any]:
+        return {"sys.path": _Paths(), "cachestore.live": setting, **own(name)}
 
-    BaseProcess.__init__ = begin  # type: ignore[method-assign]
+    spawn.get_preparation_data = prepared
+    # A fork server would run the main script before anything arms it.
+    multiprocessing.set_forkserver_preload([])
+
+
+def warnings() -> list[str]:
+    """What the armed process was not armed for: modules with plug points that came past Python's import system, or none at all."""
+    if not _armed:
+        return []
+    adapter = _armed[0][1]
+    past = [name for name in sorted({*sys.modules} - adapter.plugged) if adapter.concerns(name)]
+    found = [f"{name} was not loaded by an import: nothing of it was replaced" for name in past]
+    if not past and not adapter.plugged:
+        found = [f"this process imported nothing that the {adapter.name} adapter replaces: it ran without the store"]
+    return found
 
 
 def _arm_again(*fields: Any) -> Setting:
     setting = Setting(*fields)
-    arm(setting)
+    arm(setting, is_first=False)
     return setting
 
 
 class _Hook(MetaPathFinder):
     """Puts plug points into a module as soon as it has run."""
 
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
+    def __init__(self, adapter: Adapter, *, says: bool) -> None:
+        self.adapter, self.says = adapter, says
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if not self.adapter.concerns(fullname):
+        if not self.adapter.may_concern(fullname):
             return None
-        finders = [finder for finder in sys.meta_path if finder is not self]
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec = next((found for finder in finders if (found := finder.find_spec(fullname, path, target)) is not None), None)
         loader = None if spec is None else spec.loader
         if spec is None or loader is None:
+            return spec
+        if spec.origin is not None and spec.has_location:
+            self.adapter.check_name(fullname, spec.origin)
+        if not self.adapter.concerns(fullname):
             return spec
         if not isinstance(loader, SourceFileLoader):
             refuse(f"{fullname} is loaded by a {type(loader).__name__}, and plug points are put into plain .py files alone")
@@ -114,9 +158,14 @@ class _Hook(MetaPathFinder):
 
         def execute_and_plug(module: ModuleType) -> None:
             execute(module)
-            for remark in self.adapter.remarks(module):
-                print(f"cachestore.live: note: {remark}", file=sys.stderr)
+            self._remark(module)
             self.adapter.plug_into(module)
 
         loader.exec_module = execute_and_plug  # type: ignore[method-assign]
         return spec
+
+    def _remark(self, module: ModuleType) -> None:
+        version = self.adapter.version(module) if self.says else None
+        if version is not None:
+            what = f"{module.__name__} is not in a version that this adapter was tested with ({version}); the self-test decides"
+            print(f"cachestore.live: note: {what}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The name of a value where a trainer expects the path of a cache file: a text that knows its key, and arms the process that unpickles it."""
+"""The name of a value where a trainer expects a cache file's path: a text that knows its key, and arms the process that unpickles it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -33,5 +33,5 @@ class ValueName(str):
 
 def _read_name(setting: Setting | None, key: Key, text: str) -> ValueName:
     if setting is not None:
-        arm(setting)
+        arm(setting, is_first=False)
     return ValueName(key, text)

@@ -24,7 +24,7 @@ from cachestore.sources.listing import Listing
 from cachestore.sources.memory import asked_files, list_objects, list_rows
 from cachestore.sources.pipe import pipe_files
 from cachestore.sources.reading import PLAIN, ListingOptions
-from cachestore.sources.remarks import Problems, Refused, Remarks
+from cachestore.sources.remarks import Problems, RefusedItem, Remarks
 from cachestore.sources.tars import list_tars, tars_at
 from cachestore.sources.unused import Unused
 
@@ -212,7 +212,7 @@ def _walk(listed: Sequence[tuple[str, Source, Listing]], remarks: Remarks) -> It
                     f"sample {sample.id!r} of {source.data} has its own column {named_twice!r}, but cachestore uses that name for the"
                     " source: rename the column"
                 )
-                seen.refused.append(Refused(sample.id, reason))
+                seen.refused.append(RefusedItem(sample.id, reason))
                 continue
             images = {role: tuple(f"{label}/{reference}" for reference in references) for role, references in sample.images.items()}
             name = f"{source.name}/{sample.id}" if source.name else sample.id

@@ -16,7 +16,7 @@ from cachestore.sources.files import IMAGE_SUFFIXES, TEXT_SUFFIXES, VIDEO_SUFFIX
 from cachestore.sources.leftovers import Leftovers
 from cachestore.sources.listing import Listing, list_samples, list_tables
 from cachestore.sources.reading import PLAIN, ListingOptions
-from cachestore.sources.remarks import Refused, Remarks
+from cachestore.sources.remarks import RefusedItem, Remarks
 from cachestore.sources.roles import asked_about, located_in, named_role, owners_by_location, same_names
 from cachestore.sources.rows import from_manifest, from_metadata, from_prompts
 from cachestore.sources.tables import TABLE_SUFFIXES, metadata_of
@@ -180,12 +180,12 @@ def _from_folder(root: Path, how: ListingOptions, remarks: Remarks) -> Iterator[
         images = {role: refs for role, refs in beside.get(file.stem, {}).items() if goes_with(role, file.kind, kinds[file.stem])}
         if len(same := spellings.get(name, ())) > 1:
             words = "are two spellings (Unicode forms) of one name, so they would be one sample: rename one of them"
-            remarks.refused.append(Refused(name, f"{same[0]!a} and {same[1]!a} {words}"))
+            remarks.refused.append(RefusedItem(name, f"{same[0]!a} and {same[1]!a} {words}"))
             continue
         try:
             captions = _captions_of(file, texts, spelled, how=how, remarks=remarks, left=left)
         except BadInput as error:
-            remarks.refused.append(Refused(name, str(error)))
+            remarks.refused.append(RefusedItem(name, str(error)))
             continue
         used.update(reference for references in images.values() for reference in references)
         yield Sample(name, {file.kind: (file.reference,)} | {role: (*refs,) for role, refs in images.items()}, captions)

@@ -17,7 +17,7 @@ from cachestore.files.opening import open_foreign
 from cachestore.sources.captions import MANIFEST_BYTES, normal
 from cachestore.sources.files import Folder, SourceFiles
 from cachestore.sources.reading import ListingOptions
-from cachestore.sources.remarks import Refused, Remarks
+from cachestore.sources.remarks import RefusedItem, Remarks
 from cachestore.sources.rows import check_columns
 from cachestore.sources.tables import is_metadata
 from cachestore.sources.unused import Unused
@@ -161,7 +161,7 @@ def _refuse_again(parse: Parse, again: Sequence[tuple[str, str, str]], remarks: 
         one = first.get(name, "an earlier one")
         shown = ascii if one != other and normal(one) == normal(other) else str  # two spellings of one letter look the same
         reason = f"two samples have the id {name!r}: {shown(one)}, which is taken, and {shown(other)}; give one of them another id"
-        remarks.refused.append(Refused(origin, f"{reason} in the column id", has_id=False))
+        remarks.refused.append(RefusedItem(origin, f"{reason} in the column id", has_id=False))
 
 
 def _origin_of(sample: Sample, remarks: Remarks) -> str:

@@ -24,7 +24,7 @@ _FORMS: Final = re.compile(r"\[([^\[|]*)\|([^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedItem:
     """A row, member or file that cannot be used. It fails alone, and the other samples go on."""
 
     sample: str
@@ -38,16 +38,16 @@ class Refused:
 class Refusals:
     """What fails alone: the first 10,000 by name, and how many there are."""
 
-    named: list[Refused] = field(default_factory=list[Refused])
+    named: list[RefusedItem] = field(default_factory=list[RefusedItem])
     count: int = 0
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Refused]:
+    def __iter__(self) -> Iterator[RefusedItem]:
         return iter(self.named)
 
-    def append(self, one: Refused) -> None:
+    def append(self, one: RefusedItem) -> None:
         """Add one; a long reason is cut."""
         self.count += 1
         if len(self.named) < _KEPT:
@@ -144,7 +144,7 @@ class Remarks:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Remarks":
         """Return the remarks for the result of `as_json`."""
-        refused = Refusals([Refused(**one) for one in body["refused"]["named"]], body["refused"]["count"])
+        refused = Refusals([RefusedItem(**one) for one in body["refused"]["named"]], body["refused"]["count"])
         fields: dict[str, Any] = {**body, "unused": Unused(**body["unused"]), "refused": refused}
         return cls(**fields)
 
@@ -235,8 +235,8 @@ def taken(
         try:
             samples = list(parse(item))
         except BadInput as error:
-            alone = Refused(origin, str(error).removeprefix(f"{origin}: "), has_id=False)
-            refused = [Refused(name, str(error)) for name in names(item)] or [alone]
+            alone = RefusedItem(origin, str(error).removeprefix(f"{origin}: "), has_id=False)
+            refused = [RefusedItem(name, str(error)) for name in names(item)] or [alone]
             for one in refused:
                 remarks.refused.append(one)
             continue

@@ -28,7 +28,7 @@ from cachestore.sources.files import IMAGE_SUFFIXES, MEDIA_SUFFIXES, VIDEO_SUFFI
 from cachestore.sources.leftovers import LOOK_BYTES, Leftovers
 from cachestore.sources.listing import Listing, list_samples
 from cachestore.sources.reading import PLAIN, ListingOptions
-from cachestore.sources.remarks import Problems, Refused, Remarks, taken
+from cachestore.sources.remarks import Problems, RefusedItem, Remarks, taken
 from cachestore.sources.roles import asked_about, located_in, owners_by_location
 from cachestore.sources.rows import from_row, named_row, note_columns
 from cachestore.sources.tables import is_metadata, json_row
@@ -419,7 +419,7 @@ def _members(path: Path, prefix: str, problems: Problems, remarks: Remarks) -> I
                 yield name, member
             elif suffix in MEDIA_SUFFIXES or suffix[1:] in (*_TEXTS, "json"):
                 reason = f"{name} in {path} is a link or a file with holes: pack it as the file itself (`tar --dereference`)"
-                remarks.refused.append(Refused(normal(f"{prefix}{name}"), reason))
+                remarks.refused.append(RefusedItem(normal(f"{prefix}{name}"), reason))
             else:
                 remarks.unused.add(NOT_DATA, f"{prefix}{name}")
     except BadInput as error:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cachestore.children import start as starting
-from cachestore.children.kinds import CALL_HELPER, HELPER, KINDS, PICKLE_READER, TORCH_PROBE, WORKER
+from cachestore.children.kinds import CALL_HELPER, HELPER, KINDS, PICKLE_READER, TORCH_PROBE, TRAINER_CHECK, WORKER
 from cachestore.children.start import absolute_entries, command_of, environment_of, last_line, reason_of, run, start
 from tests.children.hostile import make_hostile, ran
 from tests.fakes import ROOT
@@ -17,7 +17,14 @@ from tests.leaks import held
 
 pytestmark = pytest.mark.processes
 
-ARGUMENTS = {WORKER: ["--version"], HELPER: [os.getpid(), 1, 1, 1], CALL_HELPER: [os.getpid()], PICKLE_READER: [], TORCH_PROBE: []}
+ARGUMENTS = {
+    WORKER: ["--version"],
+    HELPER: [os.getpid(), 1, 1, 1],
+    CALL_HELPER: [os.getpid()],
+    PICKLE_READER: [],
+    TORCH_PROBE: [],
+    TRAINER_CHECK: ["nothing", os.sep],
+}
 """With these, and nothing on stdin, a child ends well by itself."""
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cachestore.core.errors import BadInput
-from cachestore.sources.remarks import Problems, Refusals, Refused, Remarks, taken
+from cachestore.sources.remarks import Problems, Refusals, RefusedItem, Remarks, taken
 from cachestore.sources.unused import BROKEN_LINK, Unused
 from tests.sources.sources import listed, manifest
 
@@ -25,7 +25,7 @@ def test_malformed_rows_fail_alone_where_others_can_be_used(tmp_path):
 def test_of_very_many_that_fail_alone_the_first_are_kept_by_name_and_all_are_counted():
     refused = Refusals()
     for n in range(10_050):
-        refused.append(Refused(str(n), "x" * 1000))
+        refused.append(RefusedItem(str(n), "x" * 1000))
     together = Refusals()
     together.add(refused, "faces/")
     assert (len(together), len(list(together)), next(iter(together)).sample) == (10_050, 10_000, "faces/0")

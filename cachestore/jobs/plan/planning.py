@@ -30,7 +30,7 @@ from cachestore.jobs.share.workers import PLANNING, Heartbeat
 from cachestore.sources.combined import IN_MEMORY, InMemory, files_of, files_of_sources, list_path, list_sources
 from cachestore.sources.files import IMAGE_SUFFIXES, SourceFiles
 from cachestore.sources.listing import Listing, with_alpha
-from cachestore.sources.remarks import Refused, Remarks
+from cachestore.sources.remarks import RefusedItem, Remarks
 from cachestore.sources.unused import unused_in_words
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.write.made import check_no_session
@@ -270,7 +270,7 @@ def _build(
             for caption in dict.fromkeys(["", *(text for pair in request.prompts for text in pair)])
         ],
         prompts=request.prompts,
-        refuse=lambda sample, reason: seen.refused.append(Refused(sample, reason)),
+        refuse=lambda sample, reason: seen.refused.append(RefusedItem(sample, reason)),
     )
     if not plan.ids:
         seen.refused.refuse_all(request.named_data)
