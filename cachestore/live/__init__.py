@@ -9,13 +9,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
+    from cachestore.live.facts import Shown as Shown
+    from cachestore.live.facts import digests as digests
     from cachestore.live.facts import fingerprint as fingerprint
+    from cachestore.live.facts import ids_of as ids_of
+    from cachestore.live.facts import precision as precision
     from cachestore.live.facts import settings as settings
     from cachestore.live.names import ValueName as ValueName
+    from cachestore.live.npz import drop as drop
+    from cachestore.live.npz import first_asked as first_asked
+    from cachestore.live.npz import is_held as is_held
+    from cachestore.live.npz import numpy_for_names as numpy_for_names
+    from cachestore.live.npz import put_through_store as put_through_store
+    from cachestore.live.npz import take as take
     from cachestore.live.run import current as current
+    from cachestore.live.self_test import called_once as called_once
+    from cachestore.live.self_test import check_among as check_among
     from cachestore.live.self_test import check_same as check_same
+    from cachestore.live.self_test import round_trip as round_trip
 
-_NAMES = {"adapter": "Adapter Refused", "facts": "fingerprint settings", "names": "ValueName", "run": "current", "self_test": "check_same"}
+_NAMES = {
+    "adapter": "Adapter Refused",
+    "facts": "Shown digests fingerprint ids_of precision settings",
+    "names": "ValueName",
+    "npz": "drop first_asked is_held numpy_for_names put_through_store take",
+    "run": "current",
+    "self_test": "called_once check_among check_same round_trip",
+}
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - one list

@@ -1,36 +1,102 @@
-"""What values depend on, taken from what the trainer really uses: its modules, tokenizers, and the fields of its strategies."""
+"""What values depend on, taken from what the trainer really uses: its modules, tokenizers, pictures and the fields of its strategies."""
 
 import functools
-from collections.abc import Collection, Mapping
-from types import FunctionType
-from typing import Any
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.core.keys import Json, canonical, digest_bytes
+from cachestore.files.fingerprints import digest_file
+from cachestore.jobs.share.workers import host_name
 from cachestore.live.adapter import refuse
+from cachestore.live.run import current
+from cachestore.store.write.model_digests import load_digests, publish_digests
+
+if TYPE_CHECKING:
+    import torch
+
+THREADS: Final = min(8, os.cpu_count() or 1)
+_BLOCK_NUMBERS: Final = 1 << 22
+"""How many numbers of a tensor are copied to the CPU at once."""
+_NO_VALUES: Final = frozenset({"training", "gradient_checkpointing", "name_or_path"})
+"""Fields of modules on which values do not depend: encoders are in evaluation mode, and a model may lie anywhere."""
 
 
 def fingerprint(thing: Any) -> str:
-    """Digest a torch module or a tokenizer into 64 hex digits: its class, and its weights with their dtypes, or what it would save.
+    """Digest a torch module or a tokenizer into 64 hex digits: classes, flags and weights with their dtypes, or what it would save.
 
-    Weights are read on the device on which they are. A module whose weights are sharded, offloaded or quantised ends the run with exit
-    code 2 (Refused), as does an object of another kind.
+    Weights are read on the device on which they are, by a few threads. A module whose weights are sharded, offloaded or quantised, or that
+    has adapters, ends the run with exit code 2 (Refused), as does an object of another kind.
     """
     import torch
 
-    from cachestore.core.errors import BadInput
-    from cachestore.encode.models.loaded import digest_state, digest_tokenizer
+    from cachestore.encode.models.loaded import digest_tokenizer
 
-    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    kind = _kind(thing)
+    if isinstance(thing, torch.nn.Module):
+        modules = [[name, _kind(module), _flags(module)] for name, module in thing.named_modules()]
+        return digest_bytes(canonical([kind, modules, _digest_weights(kind, thing)]))
     try:
-        if isinstance(thing, torch.nn.Module):
-            flags: dict[str, Json] = {
-                name: value for name, value in sorted(vars(thing).items()) if isinstance(value, bool | int | float | str)
-            }
-            flags.pop("training", None)
-            return digest_bytes(canonical([kind, flags, digest_state(kind, thing)]))
         return digest_bytes(canonical([kind, digest_tokenizer(thing)]))
-    except (BadInput, AttributeError, TypeError) as error:
+    except (AttributeError, TypeError) as error:
         refuse(f"what the values depend on cannot be told from a {kind}: {error}")
+
+
+def _kind(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _flags(module: object) -> dict[str, Json]:
+    """Return the switches and numbers of a module, such as those of tiles, which its weights do not show."""
+    return {
+        name: value
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in _NO_VALUES
+    }
+
+
+def _digest_weights(kind: str, module: "torch.nn.Module") -> dict[str, str]:
+    """Return a digest of each weight and buffer, by name; of tied ones once."""
+    import torch
+
+    state: dict[str, Any] = module.state_dict()
+    for name, value in state.items():
+        if not type(value) is torch.Tensor or value.device.type == "meta":
+            why = "is on no device" if isinstance(value, torch.Tensor) and value.is_meta else f"is a {type(value).__name__}"
+            refuse(f"{name} of a {kind} {why}: the values of sharded, offloaded and quantised encoders cannot be told apart")
+    if adapter := next((one for one in module.modules() if type(one).__module__.partition(".")[0] == "peft"), None):
+        refuse(f"a {kind} has adapters ({type(adapter).__name__}), and how strong they are is not among its weights: merge them")
+    places = {name: (value.data_ptr(), value.dtype, value.shape, value.stride(), str(value.device)) for name, value in state.items()}
+    each = {place: state[name] for name, place in places.items()}
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = dict(zip(each, pool.map(_digest_tensor, each.values()), strict=True))
+    return {name: digests[place] for name, place in sorted(places.items())}
+
+
+def _digest_tensor(tensor: "torch.Tensor") -> str:
+    import torch
+
+    digest = hashlib.sha256(canonical([str(tensor.dtype), list(tensor.shape)]))
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), _BLOCK_NUMBERS):
+        digest.update(flat[start : start + _BLOCK_NUMBERS].cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def digests(paths: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file's bytes. A file that has not changed since another start is not read again. Raises BadInput, OSError."""
+    layout = current().store.layout
+    known = load_digests(layout, host_name())
+    before = {*known}
+    wanted = dict.fromkeys(paths)
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = dict(zip(wanted, pool.map(lambda path: digest_file(Path(path), known), wanted), strict=True))
+    publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
+    return found
 
 
 def precision() -> dict[str, Json]:
@@ -41,27 +107,52 @@ def precision() -> dict[str, Json]:
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds}
 
 
-def settings(thing: Any, values: Collection[str], others: Collection[str] = ()) -> dict[str, Json]:
+def settings(thing: Any, values: Collection[str] | None = None, others: Collection[str] = ()) -> dict[str, Json]:
     """Return the fields of an object on which values depend, with digests in place of tokenizers and modules.
 
     `values` are the fields that count, `others` those that do not. A field in neither list ends the run with exit code 2: values could
-    depend on it. A field that is listed and not there is left out.
+    depend on it. A field that is listed and not there is left out. Without `values` all fields count but `others`, and one that cannot be
+    written down ends the run.
     """
-    if unknown := sorted({*vars(thing)} - {*values} - {*others}):
-        kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    kind = _kind(thing)
+    counted = {*vars(thing)} - {*others} if values is None else {*values}
+    if unknown := sorted({*vars(thing)} - counted - {*others}):
         refuse(f"{kind} has the {'field' if len(unknown) == 1 else 'fields'} {', '.join(unknown)}, on which values may depend")
-    return {"class": type(thing).__qualname__} | {name: _plain(getattr(thing, name)) for name in sorted(values) if name in vars(thing)}
+    return {"class": type(thing).__qualname__} | {
+        name: _plain(f"{kind}.{name}", vars(thing)[name]) for name in sorted(counted & {*vars(thing)})
+    }
 
 
-def _plain(value: Any) -> Json:
+def _plain(name: str, value: Any) -> Json:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(name, one) for one in value]
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, FunctionType | functools.partial):
-        refuse(f"values depend on the function {value!r}, which cannot be digested")
-    if type(value).__module__ == "torch" or type(value).__module__ == "numpy":
+        return {str(key): _plain(name, one) for key, one in value.items()}
+    if isinstance(value, FunctionType | MethodType | functools.partial):
+        refuse(f"values depend on {name}, a function, which cannot be digested")
+    if _kind(value) in ("torch.dtype", "torch.device"):
         return str(value)
     return fingerprint(value)
+
+
+class Shown:
+    """The fields of something that a trainer's encoder may see, as all of them are in the key. Another one that it reads ends the run (2)."""
+
+    def __init__(self, thing: Any, fields: Collection[str], **more: Any) -> None:
+        """Copy the named fields, and add others, such as `id`. What the encoder sets is kept here."""
+        vars(self).update({name: getattr(thing, name) for name in fields}, **more)
+        self._kind = _kind(thing)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"the trainer's encoder reads the field {name} of a {self._kind}, on which values may depend")
+
+
+def ids_of(paths: Iterable[str]) -> list[str]:
+    """Return for each path its part below the folder that is common to all of them, with `/`: an id that a person knows."""
+    whole = [os.path.abspath(path) for path in paths]
+    root = os.path.commonpath([os.path.dirname(path) for path in whole]) if whole else ""
+    return [os.path.relpath(path, root).replace(os.sep, "/") for path in whole]

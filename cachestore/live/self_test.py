@@ -1,9 +1,21 @@
 """The self-test of an adapter: what the trainer's reader returns is bit for bit what its writer was given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from cachestore.core.keys import Key
+from cachestore.files.scratch import scratch_folder
 from cachestore.live.adapter import refuse
+from cachestore.store.write.writer import open_store
+
+
+def round_trip(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a store returns for these arrays, as numpy. The store is a temporary one."""
+    with scratch_folder() as folder, open_store(folder, mode="a") as store:
+        key = Key(bytes([1] * 16))
+        store.put(key, value)
+        return store.get(key, as_numpy=True)
 
 
 def check_same(point: str, written: Any, read: Any) -> None:
@@ -13,6 +25,36 @@ def check_same(point: str, written: Any, read: Any) -> None:
     """
     if (difference := _difference(written, read)) is not None:
         refuse(f"self-test: {point} does not return what was written: {difference}")
+
+
+def check_among(point: str, written: Mapping[str, Any], read: Sequence[Any]) -> None:
+    """End the run with exit code 2 unless each part of what a reader returned is one of the arrays that were written, or None."""
+    for number, part in enumerate(read):
+        if part is not None and all(_array_difference(one, part, "") is not None for one in written.values()):
+            refuse(f"self-test: {point} returns as part {number} what is none of {', '.join(sorted(written))} as they were written")
+
+
+@contextmanager
+def called_once(thing: Any, *methods: str) -> Generator[None]:
+    """Within the block, these methods of an object are called once at most: afterwards each returns what the first call returned."""
+    made: list[Any] = []
+
+    def once(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not made:
+                made.append(own(*args, **kwargs))
+            return made[0]
+
+        return call
+
+    before = {name: vars(thing).get(name) for name in methods}
+    for name in methods:
+        setattr(thing, name, once(getattr(thing, name)))
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            delattr(thing, name) if own is None else setattr(thing, name, own)
 
 
 def _difference(written: Any, read: Any, where: str = "") -> str | None:
