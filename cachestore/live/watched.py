@@ -1,0 +1,37 @@
+"""A trainer's settings, watched while its encoders run: what they read and the adapter does not know ends the run."""
+
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from cachestore.live.adapter import refuse
+
+
+@contextmanager
+def watched(thing: Any, *known: Collection[str]) -> Generator[None]:
+    """Within the block, reading a field of an object that is in none of the lists ends the run with exit code 2, naming the field.
+
+    For settings of which a trainer has hundreds, such as those of its command line, and its encoders read a few. The object's class must be
+    one of Python's own, such as `argparse.Namespace`.
+    """
+    own: Any = type(thing)
+    if own.__name__ == "Watched":  # another thread's block, or one around this
+        yield
+        return
+    names = {name for some in known for name in some}
+
+    class Watched(own):
+        def __getattribute__(self, name: str) -> Any:
+            if name not in names and not name.startswith("__") and name in vars(self):
+                # Within this frame the class is one that refuses: a message must not read the field again.
+                refuse(f"the trainer's encoder reads {name} of its settings ({own.__qualname__}), on which values may depend")
+            return super().__getattribute__(name)
+
+    try:
+        thing.__class__ = Watched
+    except TypeError as error:
+        refuse(f"the trainer's settings are a {own.__module__}.{own.__qualname__}, which cannot be watched: {error}")
+    try:
+        yield
+    finally:
+        thing.__class__ = own
