@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
     from cachestore.live.by_name import ByName as ByName
-    from cachestore.live.by_name import Dependence as Dependence
     from cachestore.live.facts import Shown as Shown
     from cachestore.live.facts import digests as digests
     from cachestore.live.facts import fingerprint as fingerprint
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "adapter": "Adapter Refused",
-    "by_name": "ByName Dependence",
+    "by_name": "ByName",
     "facts": "Shown digests fingerprint ids_of precision settings",
     "names": "ValueName",
     "npz": "drop first_asked is_held numpy_for_names put_through_store take",

@@ -8,6 +8,7 @@ from weakref import ReferenceType, ref
 from cachestore.core.keys import Json, Key
 from cachestore.live.adapter import refuse
 from cachestore.live.facts import fingerprint
+from cachestore.live.names import ValueName
 from cachestore.live.packing import pack, unpack
 from cachestore.live.run import current
 from cachestore.live.self_test import check_same, round_trip
@@ -16,25 +17,33 @@ from cachestore.live.self_test import check_same, round_trip
 class ByName:
     """A data backend of a trainer whose cache files are values in the store. What it is asked besides goes to the trainer's own.
 
-    It answers `exists` and `torch_load` for names whose keys are in `keys`, and has no other cache files. Threads may share it.
+    It answers `exists` and `torch_load` for names that were given a key, and there are no other cache files. Threads may share it.
     """
 
     def __init__(self, own: Any) -> None:
         """`own` is the trainer's backend."""
         self.own = own
-        self.keys: dict[str, Key] = {}
+        self.made: dict[Key, Any] = {}
+        """What a writer of the trainer was given, for the adapter that called it."""
+        self._keys: dict[str, Key] = {}
         self._held: dict[str, Any] = {}
+        self._known: list[tuple[list[ReferenceType[Any]], str]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["own"], name)
 
+    def named(self, name: str, key: Key) -> ValueName:
+        """Give a name a key, and return it so that it knows that."""
+        self._keys[name] = key
+        return ValueName(key, name)
+
     def exists(self, name: str) -> bool:
         """Whether the store has the value of this name, as far as this process has seen."""
-        return name in self._held or (name in self.keys and self.keys[name] in current().store)
+        return name in self._held or (name in self._keys and self._keys[name] in current().store)
 
     def torch_load(self, name: str) -> Any:
         """Return the value of this name. Raises KeyError for a name without a key, and MissingEntry."""
-        return unpack(self._held[name] if name in self._held else current().store.get(self.keys[name]))
+        return unpack(self._held[name] if name in self._held else current().store.get(self._keys[name]))
 
     def list_files(self, *_args: Any, **_more: Any) -> list[Any]:
         """No cache file is on the disk."""
@@ -49,21 +58,17 @@ class ByName:
         """Self-test: what the trainer's reader returns under a name is what its writer was given. It goes through a temporary store."""
         import torch
 
-        self._held[name] = {part: torch.from_numpy(array) for part, array in round_trip(pack(value)).items()}
+        self._held[name] = {part: torch.as_tensor(array) for part, array in round_trip(pack(value)).items()}
         try:
             check_same(point, value, read())
         finally:
             del self._held[name]
 
+    def depends_on(self, encoders: Sequence[Any], facts: Callable[[], Json]) -> str:
+        """Return a text for what values depend on: facts, and digests of encoders, each of which is digested once.
 
-class Dependence:
-    """What the values of one cache depend on: digests of its encoders, remembered for when the trainer has unloaded them."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[list[ReferenceType[Any]], str]] = []
-
-    def on(self, encoders: Sequence[Any], facts: Callable[[], Json]) -> str:
-        """Return a text for these encoders and facts; of encoders that are None, the last that there was. Raises Refused."""
+        Without encoders, as when the trainer has unloaded them, it is the last that there was. Raises Refused.
+        """
         there = [one for one in encoders if one is not None]
         if not there and not self._known:
             refuse("the trainer has no encoder from which can be told what its values depend on")

@@ -30,18 +30,19 @@ def _shape_of(value: Any, where: str, tensors: dict[str, Any]) -> Json:
     import numpy as np
     import torch
 
+    given: Any = value
     if value is None or isinstance(value, bool | int | float | str):
         return {"is": value}
     if isinstance(value, torch.Tensor | np.ndarray):
-        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+        tensor: Any = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(given)
         tensors[where] = tensor.to("cpu", copy=True).contiguous()
         return {"array" if isinstance(value, np.ndarray) else "tensor": where}
     if isinstance(value, list | tuple):
-        parts = [_shape_of(one, f"{where}.{number}", tensors) for number, one in enumerate(value)]
+        parts = [_shape_of(one, f"{where}.{number}", tensors) for number, one in enumerate(given)]
         return {"list" if isinstance(value, list) else "tuple": parts}
-    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-        return {"dict": {name: _shape_of(one, f"{where}.{name.replace('/', '.')}", tensors) for name, one in value.items()}}
-    refuse(f"the trainer caches a {type(value).__module__}.{type(value).__qualname__} ({where}), which cannot be stored")
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in given):
+        return {"dict": {name: _shape_of(one, f"{where}.{name.replace('/', '.')}", tensors) for name, one in given.items()}}
+    return refuse(f"the trainer caches a {type(given).__module__}.{type(given).__qualname__} ({where}), which cannot be stored")
 
 
 def _made_of(shape: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from cachestore.live.adapter import refuse
 
@@ -14,7 +14,7 @@ def watched(thing: Any, *known: Collection[str]) -> Generator[None]:
     For settings of which a trainer has hundreds, such as those of its command line, and its encoders read a few. The object's class must be
     one of Python's own, such as `argparse.Namespace`.
     """
-    own: Any = type(thing)
+    own: Any = cast("Any", type(thing))
     if own.__name__ == "Watched":  # another thread's block, or one around this
         yield
         return
@@ -25,7 +25,7 @@ def watched(thing: Any, *known: Collection[str]) -> Generator[None]:
             if name not in names and not name.startswith("__") and name in vars(self):
                 # Within this frame the class is one that refuses: a message must not read the field again.
                 refuse(f"the trainer's encoder reads {name} of its settings ({own.__qualname__}), on which values may depend")
-            return super().__getattribute__(name)
+            return own.__getattribute__(self, name)
 
     try:
         thing.__class__ = Watched

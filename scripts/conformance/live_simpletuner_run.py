@@ -82,6 +82,7 @@ class Driver(SimpleTuner):
 
             def _encode_prompts(self, prompts: list[str], is_negative_prompt: bool = False) -> Any:
                 counts["text"] += len(prompts)
+                getattr(self.config, SETTINGS.get("reads", "model_family"))
                 time.sleep(SETTINGS.get("slow", 0) * random.random())
                 return super()._encode_prompts(prompts, is_negative_prompt)
 
@@ -98,12 +99,12 @@ class Driver(SimpleTuner):
 
             @contextmanager
             def split(some: list[Any]) -> Any:
-                yield np.array_split(np.arange(len(some)), ranks)[rank] if False else _share(some, ranks, rank)
+                yield _share(some, ranks, rank)
 
             vars(accelerator).update(num_processes=ranks, process_index=rank, is_main_process=rank == 0, is_local_main_process=rank == 0)
             accelerator.split_between_processes, accelerator.wait_for_everyone = split, wait or (lambda: None)
             StateTracker.set_accelerator(accelerator)
-            StateTracker.vae_dtype = torch.float32
+            StateTracker.vae_dtype = getattr(torch, SETTINGS.get("vae_dtype", "float32"))
             yield parts
 
 
@@ -172,16 +173,15 @@ def text(driver: Driver, out: Path) -> None:
     for number in range(SETTINGS["rounds"]):
         draw = random.Random(number)
         shutil.rmtree(driver.folder / "cache", ignore_errors=True)
-        if SETTINGS.get("store"):
-            SETTINGS["name"] = f"round {number}"
+        if SETTINGS.get("store"):  # its files are removed, the store stays: other prompts
             prompts = [f"a prompt {one} of round {number}" for one in range(SETTINGS["prompts"])]
         row: dict[str, Any] = {"round": number, "killed": 0}
-        for launch in ("killed", "again"):
+        for launch in ("first", "again"):
             answers = context.SimpleQueue()
             started = [context.Process(target=_text_rank, args=(driver, rank, ranks, prompts, answers)) for rank in range(ranks)]
             for one in started:
                 one.start()
-            if launch == "killed":
+            if launch == "first":
                 time.sleep(draw.uniform(0.1, SETTINGS["within"]))
                 if (victim := draw.choice(started)).is_alive():
                     os.kill(victim.pid, signal.SIGKILL)
