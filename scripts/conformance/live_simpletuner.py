@@ -193,20 +193,16 @@ def killed(runs: Runs, rounds: int) -> Iterator[Row]:
         if rows is None:
             yield "25 prompts on 8 processes", False, runs.said[-500:]
             return
-        kills = sum(row["killed"] for row in rows)
-        full = sum(row["killed"]["whole"] == row["killed"]["ranks"] if isinstance(row["killed"], dict) else False for row in rows)
-        lacks = [sum(row[launch]["lacks"] for row in rows) for launch in ("first", "again")]
-        hung, kinds = (
-            sum("hung" in row for row in rows),
-            sorted({kind for row in rows for launch in ("first", "again") for kind in row[launch]["kinds"]}),
+        launches = [row[launch] for row in rows for launch in ("first", "again")]
+        kinds, hung = sorted({kind for one in launches for kind in one["kinds"]}), sum("hung" in row for row in rows)
+        sums = {what: [sum(row[launch][what] for row in rows) for launch in ("first", "again")] for what in ("lacks", "encoded", "torn")}
+        incomplete = [sum(row[launch]["whole"] < row[launch]["ranks"] for row in rows) for launch in ("first", "again")]
+        shown = (
+            f"{rounds} rounds, {sum(row['killed'] for row in rows)} killed; rounds in which a rank lacked text when it had made its part:"
+            f" {incomplete[0]} ({sums['lacks'][0]} reads), and when all were started again: {incomplete[1]} ({sums['lacks'][1]}); {kinds};"
+            f" torn {sums['torn']}; hung {hung}; encoded {sums['encoded']}"
         )
-        rounds_bad = sum(bool(row["first"]["lacks"] or row["again"]["lacks"]) for row in rows)
-        encoded = [sum(row[launch]["encoded"] for row in rows) for launch in ("first", "again")]
-        shown = f"{rounds} rounds, {kills} killed, in {rounds_bad} something lacked ({lacks[0]} reads, {lacks[1]} when started again; {kinds}), {hung} hung, encoded {encoded}"
-        del full
-        good = not live or (
-            rounds_bad == 0 and hung == 0 and not any(row[launch]["differ"] for row in rows for launch in ("first", "again"))
-        )
+        good = not live or (incomplete == [0, 0] and hung == 0 and not any(one["differ"] for one in launches))
         yield f"25 prompts on 8 processes, {'through live' if live else 'its own files'}", good, shown
 
 

@@ -2,8 +2,8 @@
 
 Usage: python live_simpletuner_run.py CHECKOUT FOLDER OUT TASK    (TASK: train, text or many; SETTINGS: JSON of what differs from usual)
 
-FOLDER has `data` (pictures with captions) and `model` (a tiny SDXL pipeline); cache files would be in `cache`. OUT.json and OUT.npz say what
-was seen. Draws of the VAE follow from one state of the generator for each picture, so two runs draw alike.
+FOLDER has `data` (pictures with captions) and `model` (a tiny SDXL pipeline); cache files would be in `cache`. OUT.json and OUT.npz say
+what was seen. Draws of the VAE follow from one state of the generator for each picture, so two runs draw alike.
 """
 # The trainer's modules are in its checkout.
 # pyright: reportMissingImports=false
@@ -40,6 +40,7 @@ class Driver(SimpleTuner):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.parts: list[Any] = []
 
     def _settings(self, case: Case, cache: Path) -> Any:
         made = vars(super()._settings(case, cache)) | {"model_family": "sdxl", "model_flavour": None, "model_type": "lora"}
@@ -61,7 +62,7 @@ class Driver(SimpleTuner):
 
         if own_sample.__name__ != "sample" or "counts" not in own_sample.__code__.co_names:
             DiagonalGaussianDistribution.sample = sample
-        driver, its = self, self.folder / "model"
+        its = self.folder / "model"
         settings = self._settings(case, self.folder / "cache")
         vae = AutoencoderKL.from_pretrained(its / SETTINGS.get("vae", "vae"))
         encoders = [
@@ -86,7 +87,6 @@ class Driver(SimpleTuner):
                 time.sleep(SETTINGS.get("slow", 0) * random.random())
                 return super()._encode_prompts(prompts, is_negative_prompt)
 
-        del driver
         return Model()
 
     @contextmanager
@@ -148,13 +148,16 @@ def train(driver: Driver, out: Path) -> None:
     Path(f"{out}.json").write_text(json.dumps({"encoded": counts, "files": len(files), "unprocessed": unprocessed}))
 
 
-def _text_rank(driver: Driver, rank: int, ranks: int, prompts: list[str], answers: Any) -> None:
-    """One rank of a launch: make its part, then read all, as training begins to."""
+def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answers: Any, wait: Any) -> None:
+    """One rank of a launch makes its part, then reads all, as training begins to. `wait` is the barrier, where nobody is killed."""
+    rank, ranks = place
     found: dict[str, str] = {}
     with driver.running(ranks, rank) as (_metadata, _vae_cache, text_cache, _images):
         text_cache.discover_all_files()
+        wait()
         records = [{"prompt": one, "key": one, "metadata": {}} for one in prompts]
         text_cache.compute_embeddings_for_prompts(records, return_concat=False, load_from_cache=False)
+        wait()
         for record in records:
             try:
                 loaded = text_cache.compute_prompt_embeddings_with_model([dict(record)])
@@ -170,6 +173,8 @@ def text(driver: Driver, out: Path) -> None:
 
     ranks, prompts = SETTINGS["ranks"], [f"a prompt {number} of {SETTINGS['prompts']}" for number in range(SETTINGS["prompts"])]
     context, rows = get_context("fork"), []
+    with driver.running():  # so that forked ranks have all modules
+        pass
     for number in range(SETTINGS["rounds"]):
         draw = random.Random(number)
         shutil.rmtree(driver.folder / "cache", ignore_errors=True)
@@ -177,8 +182,8 @@ def text(driver: Driver, out: Path) -> None:
             prompts = [f"a prompt {one} of round {number}" for one in range(SETTINGS["prompts"])]
         row: dict[str, Any] = {"round": number, "killed": 0}
         for launch in ("first", "again"):
-            answers = context.SimpleQueue()
-            started = [context.Process(target=_text_rank, args=(driver, rank, ranks, prompts, answers)) for rank in range(ranks)]
+            answers, wait = context.SimpleQueue(), context.Barrier(ranks).wait if launch == "again" else int
+            started = [context.Process(target=_text_rank, args=(driver, (rank, ranks), prompts, answers, wait)) for rank in range(ranks)]
             for one in started:
                 one.start()
             if launch == "first":
@@ -205,6 +210,7 @@ def text(driver: Driver, out: Path) -> None:
                     len(found) == len(prompts) and not any(v.startswith("lacks") for v in found.values()) for _r, _e, found in got
                 ),
                 "lacks": len(lacks),
+                "torn": sum("FileNotFound" not in one and "MissingEntry" not in one for one in lacks),
                 "kinds": sorted(set(lacks)),
                 "differ": sum(len({f[p] for _r, _e, f in got if p in f and not f[p].startswith("lacks")}) > 1 for p in prompts),
             }
@@ -270,6 +276,9 @@ def main() -> None:
     import logging
 
     logging.disable(logging.ERROR)
+    if "cachestore.live" in sys.modules:  # before ranks are forked
+        import cachestore.live.by_name
+        import cachestore.train.encoding.encode_once  # noqa: F401
     {"train": train, "text": text, "many": many}[task](Driver(Path(folder)), Path(out))
 
 

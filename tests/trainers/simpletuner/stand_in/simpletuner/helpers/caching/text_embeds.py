@@ -8,8 +8,8 @@ import torch
 class TextEmbeddingCache:
     """Makes, saves and loads text."""
 
-    def __init__(self, id, data_backend, model, split=lambda some: some):
-        self.id, self.data_backend, self.model, self.split = id, data_backend, model, split
+    def __init__(self, called, data_backend, model, split=lambda some: some):
+        self.id, self.data_backend, self.model, self.split = called, data_backend, model, split
         self.text_encoders, self.tokenizers = model.text_encoders, model.tokenizers
         self.text_cache_ondemand = self._requires_path_based_keys = False
         self.prompt_records = []

@@ -8,8 +8,8 @@ import torch
 class VAECache:
     """Makes, saves and loads latents."""
 
-    def __init__(self, id, model, vae, accelerator, backend, paths, dataset_type="image"):
-        self.id, self.model, self.vae, self.accelerator, self.paths = id, model, vae, accelerator, paths
+    def __init__(self, called, model, vae, accelerator, backend, paths, dataset_type="image"):
+        self.id, self.model, self.vae, self.accelerator, self.paths = called, model, vae, accelerator, paths
         self.image_data_backend = self.cache_data_backend = backend
         self.dataset_type, self.num_video_frames, self.vae_cache_ondemand = dataset_type, None, False
         self._metadata_search_types, self.dtype = ["image"], torch.float32
