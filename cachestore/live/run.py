@@ -73,11 +73,16 @@ class Run:
     ) -> None:
         """Make what the store lacks of some values, in a trainer's own loop (`cs.EncodeOnce`): rows of the data set `NAME/PART`.
 
-        Any process may ask for any keys. When it returns, all of them are there for every process. Items have ids, as with `cs.fill`.
+        Any process may ask for any keys. When it returns, all of them are there for every process. Items are mappings with an `id`; those
+        that have the id of one before them become rows "ID (2)" and so on.
         """
         from cachestore.train.encoding.encode_once import EncodeOnce
 
-        pairs = list(wanted)
+        counted: dict[str, int] = {}
+        pairs: list[tuple[Key, Any]] = []
+        for key, item in wanted:
+            counted[item["id"]] = count = counted.get(item["id"], 0) + 1
+            pairs.append((key, item if count == 1 else {**item, "id": f"{item['id']} ({count})"}))
         if part not in self._once:
             self._once.setdefault(part, (EncodeOnce(self.store, publish_as=f"{self.name}/{part}"), set()))
         once, seen = self._once[part]

@@ -28,33 +28,56 @@ Row = tuple[str, bool, str]
 
 
 class Runs:
-    """Starts of SimpleTuner over one folder."""
+    """Starts of SimpleTuner over one folder: each in a process of its own, forked from one that has loaded the trainer."""
 
-    def __init__(self, checkout: Path, folder: Path) -> None:
-        self.checkout, self.folder, self.count = checkout, folder, 0
+    def __init__(self, checkout: Path, folder: Path, store: str = "store") -> None:
+        self.checkout, self.folder, self.store, self.count = checkout, folder, store, 0
         self.code, self.said = 0, ""
+        self._loaded: dict[bool, subprocess.Popen[str]] = {}
 
-    def __call__(
-        self, task: str, *, live: bool, store: str = "store", name: str = "run", folder: Path | None = None, **settings: Any
-    ) -> Any:
+    def _start(self, live: bool) -> "subprocess.Popen[str]":
+        front = ["-m", "cachestore.live", "simpletuner", "--store", str(self.folder / self.store), "--name", "run"] if live else []
+        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))))
+        environment = {**os.environ, "PYTHONPATH": path, "SIMPLETUNER_SHUFFLE_ASPECTS": "false", "OMP_NUM_THREADS": "1"}
+        said = (self.folder / f"said {self.store} {live}").open("w")
+        command = [sys.executable, *front, str(RUN), str(self.checkout), str(self.folder)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
+        started = self._loaded[live] = subprocess.Popen(command, **pipes, text=True, env=environment, cwd=self.folder)
+        assert started.stdout is not None
+        if started.stdout.readline() != "ready\n":
+            self.code, self.said = started.wait(), Path(said.name).read_text()
+        return started
+
+    def __call__(self, task: str, *, live: bool, folder: Path | None = None, **settings: Any) -> Any:
         """Run a task, and return what its JSON says; None if it ended otherwise."""
         self.count += 1
-        out = self.folder / f"out {self.count}"
-        front = ["-m", "cachestore.live", "simpletuner", "--store", str(self.folder / store), "--name", name] if live else []
-        command = [sys.executable, *front, str(RUN), str(self.checkout), str(folder or self.folder), str(out), task]
-        if live:
-            settings["store"] = True
-        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))))
-        environment = {**os.environ, "SETTINGS": json.dumps(settings), "PYTHONPATH": path, "SIMPLETUNER_SHUFFLE_ASPECTS": "false"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=self.folder)
-        self.code, self.said = done.returncode, done.stderr
-        if done.returncode or not Path(f"{out}.json").exists():
+        self.code, self.said = 0, ""
+        process = self._loaded.get(live) or self._start(live)
+        if self.code:
             return None
-        return (
-            json.loads(Path(f"{out}.json").read_text()) | {"values": f"{out}.npz"}
-            if task == "train"
-            else json.loads(Path(f"{out}.json").read_text())
-        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        out = self.folder / f"out {self.store} {self.count}"
+        command = {
+            "task": task,
+            "folder": str(folder or self.folder),
+            "out": str(out),
+            "settings": settings | ({"store": True} if live else {}),
+        }
+        process.stdin.write(json.dumps(command) + "\n")
+        process.stdin.flush()
+        self.code = int(process.stdout.readline() or "1")
+        self.said = Path(f"{out}.err").read_text() if Path(f"{out}.err").exists() else ""
+        if self.code or not Path(f"{out}.json").exists():
+            return None
+        found = json.loads(Path(f"{out}.json").read_text())
+        return found | {"values": f"{out}.npz"} if task == "train" else found
+
+    def close(self) -> None:
+        """End what is loaded."""
+        for process in self._loaded.values():
+            process.communicate()
+        self._loaded.clear()
 
 
 def differing(one: str, other: str) -> list[str]:
@@ -128,17 +151,18 @@ def _other_settings(runs: Runs, model: Path, before: Any) -> Iterator[Row]:
         for path in (runs.folder / "data").glob("aspect_ratio_bucket_*.json"):
             path.unlink()
         made = runs("train", live=True, **settings)
+        shown = _shown(made, runs)
         shutil.rmtree(runs.folder / "cache", ignore_errors=True)
         for path in (runs.folder / "data").glob("aspect_ratio_bucket_*.json"):
             path.unlink()
         own = runs("train", live=False, **settings)
-        yield what, made is not None and _counts(made) == expected and differing(own["values"], made["values"]) == [], _shown(made, runs)
+        yield what, made is not None and _counts(made) == expected and differing(own["values"], made["values"]) == [], shown
         shutil.rmtree(runs.folder / "cache", ignore_errors=True)
     for path in (runs.folder / "data").glob("aspect_ratio_bucket_*.json"):
         path.unlink()
     again = runs("train", live=True)
     yield "the first settings again: 0 encodes", _counts(again) == (0, 0, 0) and differing(before["values"], again["values"]) == [], ""
-    unknown = runs("train", live=True, reads="a_new_setting", config={"a_new_setting": 5}, store="other store")
+    unknown = runs("train", live=True, reads="a_new_setting", config={"a_new_setting": 5, "t5_padding": "zero"})
     yield (
         "a setting that is not known is refused by name",
         unknown is None and runs.code == 2 and "a_new_setting" in runs.said,
@@ -176,9 +200,9 @@ def refusals(runs: Runs) -> Iterator[Row]:
         text = changed.read_text()
         assert old in text, old
         changed.write_text(text.replace(old, new))
-        theirs = Runs(copy, runs.folder)
-        theirs.count = 1000 + runs.count
-        made = theirs("train", live=True, store="refused")
+        theirs = Runs(copy, runs.folder, "refused")
+        made = theirs("train", live=True)
+        theirs.close()
         yield f"{what}: refused with 2, by name", made is None and theirs.code == 2 and word in theirs.said, _last_error(theirs.said)
         entries = len(list((runs.folder / "refused").glob("segments/*/*")))
         yield f"{what}: nothing was encoded", entries == 0, f"{entries} segments"
@@ -189,7 +213,7 @@ def killed(runs: Runs, rounds: int) -> Iterator[Row]:
     asked: dict[str, Any] = {"ranks": 8, "prompts": 25, "rounds": rounds, "within": 1.0, "slow": 0.1}
     for live in (False, True):
         shutil.rmtree(runs.folder / "cache", ignore_errors=True)
-        rows = runs("text", live=live, store="killed", **asked)
+        rows = runs("text", live=live, **asked)
         if rows is None:
             yield "25 prompts on 8 processes", False, runs.said[-500:]
             return
@@ -220,7 +244,7 @@ def pictures(runs: Runs, count: int) -> Iterator[Row]:
         )
     for live in (False, True):
         shutil.rmtree(runs.folder / "many" / "cache", ignore_errors=True)
-        launches = runs("many", live=live, folder=runs.folder / "many", store="many store", ranks=4, resolution=64)
+        launches = runs("many", live=live, folder=runs.folder / "many", ranks=4, resolution=64)
         if launches is None:
             yield f"{count} pictures on 4 processes", False, runs.said[-500:]
             return
@@ -240,8 +264,8 @@ def _counts(run: Any) -> tuple[int, int, int] | None:
 def _shown(run: Any, runs: Runs) -> str:
     if run is None:
         return runs.said[-800:]
-    [line] = [line for line in runs.said.splitlines() if "cachestore.live:" in line and "data set" in line] or [""]
-    return line.partition("cachestore.live: ")[2].partition(" (data set")[0]
+    line = next((line for line in runs.said.splitlines() if " (data set" in line), "")
+    return line[line.find("latents:") :].partition(" (data set")[0]
 
 
 def _last_error(said: str) -> str:
@@ -280,6 +304,7 @@ def main() -> int:
                     bad += not good
                     print(f"{'ok ' if good else 'BAD'}  {what}: {shown}", flush=True)
     finally:
+        runs.close()
         if chosen.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     return bool(bad)

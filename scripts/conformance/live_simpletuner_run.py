@@ -1,6 +1,6 @@
 """Runs SimpleTuner's caching and reading code once, from its own files or through `cachestore.live`, for `live_simpletuner.py`.
 
-Usage: python live_simpletuner_run.py CHECKOUT FOLDER OUT TASK    (TASK: train, text or many; SETTINGS: JSON of what differs from usual)
+Usage: python live_simpletuner_run.py CHECKOUT FOLDER, and for each start a line of JSON: task (train, text or many), folder, out, settings
 
 FOLDER has `data` (pictures with captions) and `model` (a tiny SDXL pipeline); cache files would be in `cache`. OUT.json and OUT.npz say
 what was seen. Draws of the VAE follow from one state of the generator for each picture, so two runs draw alike.
@@ -28,7 +28,7 @@ from conformance.live_simpletuner_stands import use_simpletuner
 from conformance.trainer_simpletuner import SimpleTuner, captions_of
 from conformance.trainers import Case, as_bits
 
-SETTINGS: dict[str, Any] = json.loads(os.environ.get("SETTINGS", "{}"))
+SETTINGS: dict[str, Any] = {}
 CASE = Case("sdxl", "sdxl", "sdxl")
 counts = {"text": 0, "latents": 0}
 
@@ -36,7 +36,7 @@ counts = {"text": 0, "latents": 0}
 class Driver(SimpleTuner):
     """Sets SimpleTuner's caches up, with its own class of SDXL and a tiny pipeline's modules."""
 
-    resolution = int(SETTINGS.get("resolution", 128))
+    resolution = 128
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -120,7 +120,7 @@ def train(driver: Driver, out: Path) -> None:
     found: dict[str, Any] = {}
     with driver.running() as (metadata, vae_cache, text_cache, images):
         metadata.refresh_buckets()
-        vae_cache.vae_batch_size = 1
+        vae_cache.vae_batch_size = text_cache.text_encoder_batch_size = 1  # of several in a batch, the last bits depend on the others
         vae_cache.discover_all_files()
         paths = sorted((driver.folder / "data").glob("*.png"))
         vae_cache.build_vae_cache_filename_map([str(path) for path in paths])
@@ -173,8 +173,6 @@ def text(driver: Driver, out: Path) -> None:
 
     ranks, prompts = SETTINGS["ranks"], [f"a prompt {number} of {SETTINGS['prompts']}" for number in range(SETTINGS["prompts"])]
     context, rows = get_context("fork"), []
-    with driver.running():  # so that forked ranks have all modules
-        pass
     for number in range(SETTINGS["rounds"]):
         draw = random.Random(number)
         shutil.rmtree(driver.folder / "cache", ignore_errors=True)
@@ -268,18 +266,52 @@ def many(driver: Driver, out: Path) -> None:
     Path(f"{out}.json").write_text(json.dumps(rows))
 
 
+def _run(command: dict[str, Any]) -> int:
+    """Run one start in a process of its own, and return its exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        said = os.open(f"{command['out']}.err", os.O_WRONLY | os.O_CREAT, 0o644)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        SETTINGS.clear()
+        SETTINGS.update(command["settings"])
+        Driver.resolution = int(SETTINGS.get("resolution", Driver.resolution))
+        {"train": train, "text": text, "many": many}[command["task"]](Driver(Path(command["folder"])), Path(command["out"]))
+        if "cachestore.live" in sys.modules:
+            from cachestore import live
+
+            print(live.current().last_line())
+        code = 0
+    except SystemExit as ending:
+        code = int(ending.code or 0)
+    except BaseException:  # noqa: BLE001 - whatever it is, this process ends
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
 def main() -> None:
-    """Run one task."""
-    checkout, folder, out, task = sys.argv[1:5]
+    """Load SimpleTuner once, then run each start that a line of standard input asks for, as JSON, in a forked process."""
+    checkout, folder = sys.argv[1:3]
     torch.set_num_threads(1)
     use_simpletuner(Path(checkout))
     import logging
 
     logging.disable(logging.ERROR)
-    if "cachestore.live" in sys.modules:  # before ranks are forked
+    if "cachestore.live" in sys.modules:
         import cachestore.live.by_name
         import cachestore.train.encoding.encode_once  # noqa: F401
-    {"train": train, "text": text, "many": many}[task](Driver(Path(folder)), Path(out))
+    with Driver(Path(folder)).running():
+        pass
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        print(_run(json.loads(line)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Keys are of content: the bytes of the picture and what its metadata says of crop
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
 
@@ -28,11 +27,8 @@ def _state() -> Any:
     return import_module("simpletuner.helpers.training.state_tracker").StateTracker
 
 
-def _watched(model: Any) -> ExitStack:
-    stack, settings = ExitStack(), (model.config, _state().get_args())
-    for one in {id(one): one for one in settings if one is not None}.values():
-        stack.enter_context(live.watched(one, _VALUES, _NO_VALUES))
-    return stack
+def _watched(model: Any) -> Any:
+    return live.watched((model.config, _state().get_args()), _VALUES, _NO_VALUES)
 
 
 def _facts(model: Any, *more: Any) -> Any:
@@ -75,14 +71,11 @@ def _make_text(cache: Any, kind: str, records: Any, encode: Callable[[Any], Any]
         return dict(cache.data_backend.made)
 
     wanted: list[Any] = []
-    rows: dict[str, int] = {}
     for record in records:
         metadata: Any = record.get("metadata") or {}
         if (prompt := _prompt_of(cache, record)) is not None:
             cache._live_kinds.setdefault(str(prompt), kind)
-            its = str(metadata.get("dataset_relative_path") or prompt or "(no caption)")
-            rows[its] = rows.get(its, 0) + 1
-            row = its if rows[its] == 1 else f"{its} ({rows[its]})"
+            row = str(metadata.get("dataset_relative_path") or prompt or "(no caption)")
             wanted.append((cache.hash_prompt_with_path(record).key, {"id": row, "record": record}))
     live.current().make("text", share(wanted), encode_batch, batch_size=16)
     live.current().make("text", wanted, encode_batch, batch_size=16)  # what others were to make
