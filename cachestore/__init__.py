@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from cachestore.store.write.writer import open_store as open  # noqa: A004, F401 - public as `cs.open`  # pyright: ignore[reportUnusedImport]
     from cachestore.train.batches import BucketBatchSampler as BucketBatchSampler
     from cachestore.train.dataset import CachedDataset as CachedDataset
+    from cachestore.train.encoding.encode_once import EncodeOnce as EncodeOnce
     from cachestore.train.encoding.fill_dataset import FillSample as FillSample
     from cachestore.train.encoding.fill_dataset import fill_dataset as fill_dataset
     from cachestore.train.encoding.read_through import ModelReadThrough as ModelReadThrough
@@ -116,6 +117,7 @@ _NAMES = {
     "store.read.rows": "Rows",
     "store.read.stats": "CatalogStats StoreStats stats",
     "store.write.writer": "Store open",
+    "train.encoding.encode_once": "EncodeOnce",
     "train.encoding.fill_dataset": "FillSample fill_dataset",
     "train.encoding.read_through": "ModelReadThrough ReadThrough",
     "jobs.share.progress": "PassStatus RankStatus",

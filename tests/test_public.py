@@ -37,6 +37,10 @@ def calls(root, data, trained):
         with cs.open(root, mode="a") as store, cs.ReadThrough(store, encode, on_miss="encode") as read:
             return read([(cs.key("b"), 1)], as_numpy=True)[0]["value"].tolist()
 
+    def encode_once():
+        with cs.open(root, mode="a") as store, cs.EncodeOnce(store) as once:
+            return once([(cs.key("c"), "c")], encode, as_numpy=True)[0]["value"].tolist()
+
     def sampler():
         return len(list(cs.BucketBatchSampler(cs.CachedDataset(trained), batch_size=1, rank=0, num_replicas=1)))
 
@@ -51,6 +55,7 @@ def calls(root, data, trained):
         "Key": lambda: cs.Key(bytes(16)),
         "MixedDataset": lambda: len(cs.MixedDataset([cs.CachedDataset(trained)], [2.5])),
         "Finding": lambda: cs.Finding("stale-temp", "tmp/x", "left behind").kind,
+        "EncodeOnce": encode_once,
         "ReadThrough": read_through,
         "ModelReadThrough": lambda: repr(cs.ReadThrough.of("m", store=root, encode="text")),
         **{name: lambda name=name: is_result(getattr(cs, name)) for name in RESULTS},

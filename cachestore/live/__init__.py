@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
+    from cachestore.live.by_name import ByName as ByName
     from cachestore.live.facts import Shown as Shown
     from cachestore.live.facts import digests as digests
     from cachestore.live.facts import fingerprint as fingerprint
@@ -22,19 +23,25 @@ if TYPE_CHECKING:
     from cachestore.live.npz import take as take
     from cachestore.live.npz import test_first as test_first
     from cachestore.live.npz import test_made_up as test_made_up
+    from cachestore.live.packing import pack as pack
+    from cachestore.live.packing import unpack as unpack
     from cachestore.live.run import current as current
     from cachestore.live.self_test import called_once as called_once
     from cachestore.live.self_test import check_among as check_among
     from cachestore.live.self_test import check_same as check_same
     from cachestore.live.self_test import round_trip as round_trip
+    from cachestore.live.watched import watched as watched
 
 _NAMES = {
     "adapter": "Adapter Refused",
+    "by_name": "ByName",
     "facts": "Shown digests fingerprint ids_of precision settings",
     "names": "ValueName",
     "npz": "drop is_held numpy_for_names take test_first test_made_up",
+    "packing": "pack unpack",
     "run": "current",
     "self_test": "called_once check_among check_same round_trip",
+    "watched": "watched",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cachestore.core.keys import Key
     from cachestore.jobs.share.report import Report
     from cachestore.live.names import ValueName
+    from cachestore.train.encoding.encode_once import EncodeOnce
 
 
 class Run:
@@ -25,6 +26,8 @@ class Run:
         self.counts: dict[str, list[int]] = {}
         """By part: values that were there, values that this launch made."""
         self._calls: dict[str, int] = {}
+        self._once: dict[str, tuple[EncodeOnce, set[Key]]] = {}
+        """By part: what shares the making of values, and the keys that were asked for."""
 
     @cached_property
     def store(self) -> Store:
@@ -59,6 +62,34 @@ class Run:
         report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name)
         self.count(part, report.reused, report.encoded)
         return report
+
+    def make(
+        self,
+        part: str,
+        wanted: Iterable[tuple["Key", Any]],
+        encode: Callable[[list[tuple["Key", Any]]], Mapping[Any, Mapping[str, Any]]],
+        *,
+        batch_size: int = 1,
+    ) -> None:
+        """Make what the store lacks of some values, in a trainer's own loop (`cs.EncodeOnce`): rows of the data set `NAME/PART`.
+
+        Any process may ask for any keys. When it returns, all of them are there for every process. Items are mappings with an `id`; those
+        that have the id of one before them become rows "ID (2)" and so on.
+        """
+        from cachestore.train.encoding.encode_once import EncodeOnce
+
+        counted: dict[str, int] = {}
+        pairs: list[tuple[Key, Any]] = []
+        for key, item in wanted:
+            counted[item["id"]] = count = counted.get(item["id"], 0) + 1
+            pairs.append((key, item if count == 1 else {**item, "id": f"{item['id']} ({count})"}))
+        if part not in self._once:
+            self._once.setdefault(part, (EncodeOnce(self.store, publish_as=f"{self.name}/{part}"), set()))
+        once, seen = self._once[part]
+        made = once.make(pairs, encode, batch_size=batch_size)
+        new = {key for key, _item in pairs} - seen
+        seen |= new
+        self.count(part, max(0, len(new) - made), made)
 
     def count(self, part: str, reused: int = 0, encoded: int = 0) -> None:
         """Count values for the line at the end."""

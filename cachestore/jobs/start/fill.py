@@ -82,8 +82,8 @@ class _NoFiles:
     open = stat = read
 
 
-def _id_of(item: Any) -> str:
-    """Return the id of the row that an item is for."""
+def id_of(item: Any) -> str:
+    """Return the id of the row that an item is for. Raises BadInput if it has none."""
     found: Any = getattr(item, "id", None)
     if isinstance(item, str):
         found = item
@@ -177,7 +177,7 @@ def fill(
         if name is not None:
             if key == NO_KEY:
                 raise BadInput("a key of zeros says that a row has no value: choose another key", option="wanted")
-            given = _id_of(item)
+            given = id_of(item)
             sample = normal_id(given)
             if spelled.setdefault(sample, given) != given:
                 raise BadInput(f"the id {given!r} comes in two Unicode forms, and ids are kept in NFC: use one of them", option="wanted")
