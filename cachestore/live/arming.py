@@ -109,6 +109,8 @@ class _Hook(MetaPathFinder):
         if spec is None or loader is None:
             return spec
         if not isinstance(loader, SourceFileLoader):
+            if not self.adapter.needs(fullname):
+                return spec
             refuse(f"{fullname} is loaded by a {type(loader).__name__}, and plug points are put into plain .py files alone")
         execute = loader.exec_module  # of this loader alone: each module has its own
 

@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
     chosen = parser.parse_args(arguments)
     try:
-        load_adapter(chosen.trainer)
-        name = chosen.name or f"{chosen.trainer}/{name_of(chosen.script, chosen.arguments)}"
+        adapter = load_adapter(chosen.trainer)
+        name = chosen.name or f"{chosen.trainer}/{adapter.data_set or name_of(chosen.script, chosen.arguments)}"
         arm(Setting(ADAPTERS.get(chosen.trainer, chosen.trainer), os.path.abspath(chosen.store), name, chosen.read or ""))
     except CacheStoreError as error:
         print(f"cachestore.live: error: {error}", file=sys.stderr)

@@ -1,0 +1,81 @@
+"""musubi-tuner for `live_shallow.py`: its data sets, caching functions and bucket reader."""
+# The trainer's modules are in its checkout.
+# pyright: reportMissingImports=false
+
+import argparse
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from conformance.trainer_musubi import DRIVER, Musubi
+from conformance.trainers import Case
+
+RESOLUTION = 256
+STAND_INS = ("toml", "voluptuous", "einops", "torchvision", "easydict", "bitsandbytes", "sentencepiece")
+CASES = [case for case in Musubi.cases if "text" in case.kinds]
+CACHE_FILE = r"\.safetensors$"
+LOADERS = ((None, 0), ("fork", 2), ("spawn", 2), ("forkserver", 2))
+EDITED = ("--again",)
+_DATA = "src/musubi_tuner/dataset"
+CHANGES = (
+    ("save_latent_cache_common's save_file is renamed", f"{_DATA}/cache_io.py", r"import save_file$", "import save_file as write_file", ["save_file", "cache_io"]),
+    ("get_latent_cache_path is renamed", f"{_DATA}/image_video_dataset.py", r"get_latent_cache_path", "latent_cache_path_of", ["get_latent_cache_path"]),
+    ("the bucket's reader transposes", f"{_DATA}/bucket.py", r"append\(sd\[key\]\)", "append(sd[key].transpose(-1, -2) if sd[key].ndim > 1 else sd[key])", ["BucketBatchManager", "self-test"]),
+    ("the bucket's reader casts", f"{_DATA}/bucket.py", r"append\(sd\[key\]\)", "append(sd[key].float())", ["BucketBatchManager", "self-test"]),
+    ("names of latents end otherwise", f"{_DATA}/image_video_dataset.py", r"_\{w:04d\}x\{h:04d\}_", "_{w:04d}-{h:04d}_", ["does not know"]),
+    ("latents are saved past the adapter", f"{_DATA}/cache_io.py", r"^    save_file\(sd,", "    __import__('safetensors.torch').torch.save_file(sd,", ["self-test"]),
+)
+
+
+def prepare(driver: Any, case: Case, data: Path, asked: argparse.Namespace) -> Callable[[str | None, int], Iterator[dict[str, Any]]]:
+    """Cache as its scripts do, and return what yields all batches as training reads them."""
+    import musubi_tuner.cache_latents as latents_loop
+    import musubi_tuner.cache_text_encoder_outputs as text_loop
+
+    cache = data.parent / "cache"
+    cache.mkdir(exist_ok=True)
+    dataset = driver._dataset(case, data, cache, 4)
+    of_latents, of_text = driver._encoders(case)
+    is_new = not dataset.get_all_text_encoder_output_cache_files()
+    skip = not is_new and not asked.again
+    settings = SimpleNamespace(num_workers=2, skip_existing=skip, batch_size=None, keep_cache=False)
+    latents_loop.encode_datasets([dataset], of_latents, settings)
+    files, paths = text_loop.prepare_cache_files_and_paths([dataset])
+    text_loop.process_text_encoder_batches(2, skip, 4, [dataset], files, paths, of_text)
+    text_loop.post_process_cache_files([dataset], files, paths, False)
+    training = driver._dataset(case, data, cache, 2)
+    epoch = multiprocessing.get_context("spawn").Value("i", 0)
+    training.set_seed(3, epoch)
+    training.prepare_for_training()
+    for bucket in training.batch_manager.buckets.values():  # its own files are listed in the order of the folder
+        bucket.sort(key=lambda item: item.item_key)
+    training.batch_manager.bucket_resos.sort()
+    training.batch_manager.bucket_batch_indices.sort(key=str)
+
+    def batches(method: str | None, workers: int) -> Iterator[dict[str, Any]]:
+        options: dict[str, Any] = {"multiprocessing_context": method, "persistent_workers": True} if workers else {}
+        loader = torch.utils.data.DataLoader(training, batch_size=1, num_workers=workers, collate_fn=_first, **options)
+        for batch in loader:
+            yield {name: value for name, value in batch.items() if value is not None}
+
+    return batches
+
+
+def _first(rows: list[Any]) -> Any:
+    return rows[0]
+
+
+def alike(seen: Any, data: Path) -> Any:
+    """Nothing of a batch names the folder."""
+    del data
+    return seen
+
+
+def check_more(run: Any, folder: Path) -> None:
+    """Nothing more yet."""
+
+
+__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "alike", "check_more", "prepare"]

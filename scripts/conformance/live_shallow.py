@@ -1,0 +1,313 @@
+"""Runs a trainer's own caching and loading code with its cache files in a store, and compares with its own files.
+
+    python3 scripts/conformance/live_shallow.py musubi --checkout ~/musubi-tuner
+
+Nothing of the trainer is kept here: name a checkout, in an environment that has what its code imports. Its models are replaced by small
+stand-ins that make values from pixels and captions (`trainers.py`). For each case:
+
+1. The trainer caches pictures in its own files and loads them in batches: what is compared with.
+2. The same run by `python -m cachestore.live`, into an empty store: equal to the bit, and no cache file is on the disk.
+3. Once more: nothing is encoded, and the losses of four steps are equal to the bit.
+4. A DataLoader with no workers, and with persistent ones by fork and by spawn.
+5. One caption is changed and one picture: what the trainer's own rules then encode again, and no more.
+
+Then `ls`, `status`, `verify`, `gc` and `push` on the store; a checkout with a plug point renamed, and one whose reader transposes.
+Prints what it saw, and ends with 1 if anything differs.
+"""
+# The trainer's modules are in its checkout.
+# pyright: reportMissingImports=false
+
+import argparse
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import numpy as np
+import torch
+
+TRAINERS = {"musubi": "live_musubi", "ai-toolkit": "live_ai_toolkit", "diffusion-pipe": "live_diffusion_pipe"}
+STEPS = 4
+
+
+@dataclass
+class Seen:
+    """What one run of the trainer's code said."""
+
+    values: dict[str, np.ndarray]
+    encoded: int
+    losses: list[str]
+    loaders: list[str]
+    """How DataLoaders read other batches than the dataset itself."""
+    code: int
+    text: str
+
+    @property
+    def line(self) -> str:
+        """The line of ours at the end."""
+        found = [line for line in self.text.splitlines() if "encoded (data set" in line or "no cached value" in line]
+        return found[-1].removeprefix("cachestore.live: ") if found else ""
+
+
+@dataclass
+class Run:
+    """Where the checks of one trainer work."""
+
+    trainer: str
+    checkout: Path
+    folder: Path
+    problems: list[str] = field(default_factory=list)
+
+    def say(self, what: str, is_good: bool, figures: str = "") -> None:
+        """Print one row, and keep it if it is a problem."""
+        print(f"{'ok      ' if is_good else 'PROBLEM '} {what}{': ' if figures else ''}{figures}", flush=True)
+        if not is_good:
+            self.problems.append(what)
+
+    def step(self, case: str, data: Path, *options: str, store: Path | None = None, checkout: Path | None = None, name: str = "") -> Seen:
+        """Run the trainer's code once in a process of its own: by `cachestore.live` with a store, else plainly."""
+        out = self.folder / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        live = [] if store is None else ["-m", "cachestore.live", self.trainer, "--store", str(store), *(["--name", name] if name else [])]
+        own = [str(Path(__file__).resolve()), self.trainer, "--checkout", str(checkout or self.checkout), "--step", case]
+        command = [sys.executable, *live, *own, "--data", str(data), "--out", str(out), *options]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        text = done.stdout + done.stderr
+        if not (out / "said.json").exists():
+            return Seen({}, 0, [], [], done.returncode, text)
+        said = json.loads((out / "said.json").read_text())
+        with np.load(out / "values.npz") as values:
+            return Seen({name: values[name] for name in values.files}, said["encoded"], said["losses"], said["loaders"], done.returncode, text)
+
+
+def differing(one: Seen, two: Seen) -> list[str]:
+    """Return which arrays are not equal to the bit, or missing."""
+    if one.values.keys() != two.values.keys() or not one.values:
+        return [f"{len(one.values)} and {len(two.values)} arrays"]
+    pairs = ((name, value, two.values[name]) for name, value in one.values.items())
+    return [name for name, a, b in pairs if (a.dtype, a.shape, a.tobytes()) != (b.dtype, b.shape, b.tobytes())]
+
+
+def cache_files(module: ModuleType, data: Path) -> list[Path]:
+    """Return the trainer's cache files on the disk."""
+    return [path for path in data.parent.rglob("*") if path.is_file() and re.search(module.CACHE_FILE, str(path))]
+
+
+def train(batches: Callable[[], Iterator[dict[str, Any]]]) -> list[str]:
+    """Take four steps on what a trainer loads, and return the losses to the bit."""
+    weight = torch.full((), 0.5, requires_grad=True)
+    optimizer, losses = torch.optim.SGD([weight], lr=0.1), list[str]()
+    for number, batch in enumerate(batches()):
+        if number == STEPS:
+            break
+        tensors = [value.float() for _name, value in sorted(flat(batch).items()) if torch.is_floating_point(value)]
+        noise = torch.Generator().manual_seed(number)
+        loss = sum(((weight * tensor - torch.randn(tensor.shape, generator=noise)) ** 2).mean() for tensor in tensors)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return losses
+
+
+def flat(batch: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """Return the tensors of a batch by name, whatever lists and mappings they are in."""
+    if torch.is_tensor(batch):
+        return {name: batch}
+    pairs = batch.items() if isinstance(batch, dict) else enumerate(batch) if isinstance(batch, list | tuple) else ()
+    return {key: tensor for one, value in pairs for key, tensor in flat(value, f"{name}/{one}").items()}
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array that tells dtype, shape and bits."""
+    return np.frombuffer(f"{tensor.dtype} {list(tensor.shape)} ".encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), np.uint8)
+
+
+def one_step(asked: argparse.Namespace) -> None:
+    """In a process of its own: let the trainer cache and load, and write down what came of it."""
+    from conformance.trainers_code import use_checkout
+    from transformers.utils import import_utils
+
+    for name in ("torchvision", "bitsandbytes", "torchaudio", "peft"):  # asked before there are stand-ins, and remembered
+        getattr(import_utils, f"is_{name}_available", lambda: None)()
+    module = importlib.import_module(f"conformance.{TRAINERS[asked.trainer]}")
+    driver = module.DRIVER
+    use_checkout(asked.trainer, asked.checkout, (*driver.stand_ins, *module.STAND_INS))
+    driver.resolution = module.RESOLUTION
+    case = next(case for case in module.CASES if case.name == asked.step)
+    random.seed(7), np.random.seed(7), torch.manual_seed(7)
+    batches = module.prepare(driver, case, asked.data, asked)
+    encoded = driver.encoded
+    plain = list(batches(None, 0))
+    values = {f"{number}{name}": as_bytes(tensor) for number, batch in enumerate(plain) for name, tensor in flat(batch).items()}
+    losses = train(lambda: iter(plain))
+    loaders = [f"{method} {workers}" for method, workers in module.LOADERS if asked.loaders and list_of(batches(method, workers)) != list_of(plain)]
+    np.savez(asked.out / "values.npz", **values)
+    said = {"encoded": encoded, "losses": losses, "loaders": loaders, "encoded_later": driver.encoded - encoded}
+    (asked.out / "said.json").write_text(json.dumps(said))
+
+
+def list_of(batches: Any) -> list[dict[str, bytes]]:
+    return [{name: as_bytes(tensor).tobytes() for name, tensor in flat(batch).items()} for batch in batches]
+
+
+def check_case(run: Run, module: ModuleType, case: Any, folder: Path, count: int) -> None:
+    """Compare one case."""
+    from conformance.trainers import make_source
+    from conformance.trainers import make_videos
+
+    sizes = (module.RESOLUTION // 2, 2 * module.RESOLUTION)
+    data, store = folder / "own" / "data", folder / "store"
+    if case.videos:
+        make_videos(data, count, sizes)
+    else:
+        make_source(data, count, masks=case.masks, controls=case.controls, sizes=sizes, lines=not (case.masks or case.controls))
+    ours = folder / "live"
+    shutil.copytree(folder / "own", ours)
+    data_here = ours / "data"
+    own = run.step(case.name, data)
+    if own.code:
+        run.say(f"{case.name}: its own files", False, own.text[-1500:])
+        return
+    first = run.step(case.name, data_here, store=store)
+    if first.code:
+        run.say(f"{case.name}: live", False, first.text[-2500:])
+        return
+    own, first = module.alike(own, data), module.alike(first, data_here)
+    unequal, there = differing(own, first), cache_files(module, ours / "data")
+    figures = f"{len(own.values)} tensors, {own.encoded} and {first.encoded} encodings, {len(there)} cache files; {first.line}"
+    run.say(f"{case.name}: live as its own", not unequal and not there and own.encoded == first.encoded > 0, figures + str(unequal[:3] or ""))
+    second = run.step(case.name, data_here, "--loaders", store=store)
+    third = run.step(case.name, data_here, store=store)
+    is_same = second.losses == third.losses == first.losses == own.losses and len(own.losses) > 0
+    figures = f"{second.encoded} encodings, {len(own.losses)} losses {'equal' if is_same else 'differ'}; {second.line}"
+    run.say(f"{case.name}: second start", is_same and second.encoded == third.encoded == 0 and not second.code, figures)
+    run.say(f"{case.name}: loaders {', '.join(f'{method or 0} {workers or str()}'.strip() for method, workers in module.LOADERS)}", not second.loaders, ", ".join(second.loaders))
+    if case is module.CASES[0]:
+        check_store(run, store)
+        check_edits(run, module, case, folder)
+
+
+def check_edits(run: Run, module: ModuleType, case: Any, folder: Path) -> None:
+    """Change a caption and a picture of both, and compare what is encoded."""
+    for what, change in (("caption", _edit_caption), ("picture", _edit_picture)):
+        seen = []
+        for place, store in ((folder / "own", None), (folder / "live", folder / "store")):
+            change(place / "data")
+            seen.append(module.alike(run.step(case.name, place / "data", *module.EDITED, store=store), place / "data"))
+        unequal = differing(*seen)
+        figures = f"{seen[0].encoded} and {seen[1].encoded} encodings; {seen[1].line}{unequal[:3] or ''}"
+        run.say(f"{case.name}: one {what} edited, by the trainer's own rules", not unequal and seen[0].encoded == seen[1].encoded, figures)
+
+
+def _edit_caption(data: Path) -> None:
+    next(iter(sorted(data.glob("*.txt")))).write_text("another caption")
+
+
+def _edit_picture(data: Path) -> None:
+    from PIL import Image
+
+    path = sorted(data.glob("*.png"))[1]
+    with Image.open(path) as picture:
+        picture.rotate(180).save(path)
+
+
+def check_store(run: Run, store: Path) -> None:
+    """Run commands on the store."""
+    other = store.parent / "pushed"
+    commands = (
+        ("ls", ["ls", str(store)]),
+        ("ls --samples", ["ls", str(store), "--samples", "--name", _name_in(store)]),
+        ("status", ["status", str(store)]),
+        ("verify", ["verify", str(store)]),
+        ("gc", ["gc", str(store)]),
+        ("push", ["push", str(store), f"file://{other}", "--name", _name_in(store)]),
+    )
+    for name, command in commands:
+        done = subprocess.run([sys.executable, "-m", "cachestore", *command], capture_output=True, text=True, check=False)
+        lines = done.stdout.strip().splitlines()
+        run.say(name, done.returncode == 0, (f"{len(lines)} lines, " + lines[-1][:110]) if not done.returncode and lines else done.stderr[-600:])
+
+
+def _name_in(store: Path) -> str:
+    import cachestore as cs
+
+    with cs.open(store) as opened:
+        return opened.names()[0]
+
+
+def check_refusals(run: Run, module: ModuleType, folder: Path, count: int) -> None:
+    """Change a copy of the checkout, and see that it is refused by name before anything is encoded."""
+    from conformance.trainers import make_source
+
+    case = module.CASES[0]
+    make_source(folder / "data", count, masks=False, controls=False, sizes=(module.RESOLUTION // 2, 2 * module.RESOLUTION), lines=False)
+    for what, file, pattern, new, words in module.CHANGES:
+        copy = folder / "checkout"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run.checkout, copy, ignore=shutil.ignore_patterns(".git", "docs", "assets", "ui"))
+        text = (copy / file).read_text()
+        changed = re.sub(pattern, new, text, flags=re.M)
+        if changed == text:
+            run.say(f"checkout in which {what}", False, "the change is not in this checkout")
+            continue
+        (copy / file).write_text(changed)
+        seen = run.step(case.name, folder / "data", store=folder / "store", checkout=copy)
+        said = next((line for line in seen.text.splitlines() if "cachestore.live: error" in line), seen.text[-300:])
+        is_good = seen.code == 2 and all(word in said for word in words) and not cache_files(module, folder / "data")
+        run.say(f"checkout in which {what}", is_good, f"exit code {seen.code}, {said.removeprefix('cachestore.live: error: ')[:200]}")
+
+
+def main() -> int:
+    """Run the cases of a trainer."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("trainer", choices=TRAINERS)
+    parser.add_argument("--checkout", type=Path, required=True, help="a checkout of the trainer")
+    parser.add_argument("--case", action="append", help="run only this case")
+    parser.add_argument("--pictures", type=int, default=12, help="how many pictures")
+    parser.add_argument("--only", choices=("cases", "refusals", "more"), help="run only these")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--loaders", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.step:
+        one_step(asked)
+        return 0
+    from conformance.trainers_code import commit_of
+
+    module = importlib.import_module(f"conformance.{TRAINERS[asked.trainer]}")
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Run(asked.trainer, asked.checkout.resolve(), Path(temporary))
+        print(f"{asked.trainer} {commit_of(asked.checkout)}")
+        for number, case in enumerate(module.CASES if asked.only in {None, "cases"} else ()):
+            if not asked.case or case.name in asked.case:
+                check_case(run, module, case, Path(temporary, str(number)), asked.pictures)
+                shutil.rmtree(Path(temporary, str(number)))
+        if asked.only in {None, "refusals"}:
+            check_refusals(run, module, Path(temporary, "refusals"), 2)
+        if asked.only in {None, "more"}:
+            module.check_more(run, Path(temporary, "more"))
+    print(f"{len(run.problems)} problems")
+    return int(bool(run.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
