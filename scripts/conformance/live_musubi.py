@@ -14,7 +14,7 @@ from conformance.trainer_musubi import DRIVER, Musubi
 from conformance.trainers import Case
 
 RESOLUTION = 256
-STAND_INS = ("toml", "voluptuous", "einops", "torchvision", "easydict", "bitsandbytes", "sentencepiece")
+STAND_INS = ("toml", "voluptuous", "einops", "easydict", "sentencepiece")
 CASES = [case for case in Musubi.cases if "text" in case.kinds]
 CACHE_FILE = r"\.safetensors$"
 LOADERS = ((None, 0), ("fork", 2), ("spawn", 2), ("forkserver", 2))

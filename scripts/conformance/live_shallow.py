@@ -19,6 +19,7 @@ Prints what it saw, and ends with 1 if anything differs.
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -139,16 +140,24 @@ def as_bytes(tensor: torch.Tensor) -> np.ndarray:
     return np.frombuffer(f"{tensor.dtype} {list(tensor.shape)} ".encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), np.uint8)
 
 
-def one_step(asked: argparse.Namespace) -> None:
-    """In a process of its own: let the trainer cache and load, and write down what came of it."""
+def use_trainer(trainer: str, checkout: Path) -> ModuleType:
+    """Make a trainer's modules importable, with stand-ins for what is not installed, and return its module of these checks."""
     from conformance.trainers_code import use_checkout
     from transformers.utils import import_utils
 
     for name in ("torchvision", "bitsandbytes", "torchaudio", "peft"):  # asked before there are stand-ins, and remembered
         getattr(import_utils, f"is_{name}_available", lambda: None)()
-    module = importlib.import_module(f"conformance.{TRAINERS[asked.trainer]}")
+    if importlib.util.find_spec("torchvision") is None:
+        importlib.import_module("conformance.live_torchvision").use_stand_in()
+    module = importlib.import_module(f"conformance.{TRAINERS[trainer]}")
+    use_checkout(trainer, checkout, (*module.DRIVER.stand_ins, *module.STAND_INS))
+    return module
+
+
+def one_step(asked: argparse.Namespace) -> None:
+    """In a process of its own: let the trainer cache and load, and write down what came of it."""
+    module = use_trainer(asked.trainer, asked.checkout)
     driver = module.DRIVER
-    use_checkout(asked.trainer, asked.checkout, (*driver.stand_ins, *module.STAND_INS))
     driver.resolution = module.RESOLUTION
     case = next(case for case in module.CASES if case.name == asked.step)
     random.seed(7), np.random.seed(7), torch.manual_seed(7)
@@ -311,3 +320,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+elif __name__ == "__mp_main__" and "--step" in sys.argv:  # in a worker that was started by spawn or forkserver
+    use_trainer(sys.argv[1], Path(sys.argv[3]))
