@@ -9,20 +9,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
+    from cachestore.live.arming import carry as carry
     from cachestore.live.facts import fingerprint as fingerprint
     from cachestore.live.facts import settings as settings
+    from cachestore.live.items import contents as contents
+    from cachestore.live.items import pack as pack
+    from cachestore.live.items import unpack as unpack
     from cachestore.live.named_files import NamedFiles as NamedFiles
     from cachestore.live.names import ValueName as ValueName
     from cachestore.live.run import current as current
     from cachestore.live.self_test import check_same as check_same
+    from cachestore.live.tested import SelfTest as SelfTest
 
 _NAMES = {
     "adapter": "Adapter Refused",
+    "arming": "carry",
     "facts": "fingerprint settings",
+    "items": "contents pack unpack",
     "named_files": "NamedFiles",
     "names": "ValueName",
     "run": "current",
     "self_test": "check_same",
+    "tested": "SelfTest",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -79,13 +79,19 @@ def arm(setting: Setting) -> None:
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and adapter.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
             adapter.plug_into(module)
-    own = BaseProcess.__init__
+    carry(BaseProcess)
 
-    def begin(self: BaseProcess, *args: Any, **kwargs: Any) -> None:
-        vars(self)["_cachestore_live"] = setting  # first, so that it is also unpickled first
+
+def carry(process: type[Any]) -> type[Any]:
+    """Let every process of this class, or of one below it, arm the process that it becomes. For libraries with a class of their own."""
+    own = process.__init__
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        vars(self)["_cachestore_live"] = armed()  # first, so that it is also unpickled first
         own(self, *args, **kwargs)
 
-    BaseProcess.__init__ = begin  # type: ignore[method-assign]
+    process.__init__ = begin
+    return process
 
 
 def _arm_again(*fields: Any) -> Setting:

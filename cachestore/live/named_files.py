@@ -3,20 +3,19 @@
 The trainer's names, and its rules for what is out of date, stay. Paths that are no cache files go to the functions that they went to.
 """
 
-# ruff: noqa: PTH - a trainer's paths are texts, and it is its functions for them that are replaced
 import atexit
 import fnmatch
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cachestore.core.errors import BadInput, MissingEntry
 from cachestore.live.adapter import Adapter, refuse
 from cachestore.live.run import current
+from cachestore.live.tested import SelfTest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,14 +41,14 @@ class NamedFiles:
 
         `holds` says whether a folder, an absolute path, is one where the trainer keeps cache files. `part` gets such a folder and a name
         that ends in `.safetensors`, and returns what the file holds, such as "latents", or None if the trainer does not name its cache
-        files so. `self_test` gets a folder that is not there, saves and loads in it by the trainer's own functions, and calls
-        `live.check_same`. It runs once in each process that is no worker, before the first file is looked for.
+        files so. `self_test` is run by a `live.SelfTest`, before the first file is looked for.
         """
-        self._holds, self._part_of, self._self_test = holds, part, self_test
+        self._holds, self._part_of = holds, part
+        self._self_test = SelfTest(self_test, after=self._close)
         self._lock = threading.RLock()
-        self._is_tested = self._is_testing = False
         self._files: Files | None = None
         self._pid = 0
+        self._is_watching = False
         self._counted: dict[str, str] = {}
         for name, new in (("path.exists", self._looking), ("path.isfile", self._looking), ("remove", self._removing)):
             adapter.change("os", name)(new)
@@ -69,18 +68,9 @@ class NamedFiles:
 
     def begin(self) -> None:
         """Run the self-test, unless it was run in this process, and refuse from then on what opens a cache file's path on the disk."""
-        if self._is_tested:
-            return
-        with self._lock:
-            if self._is_tested or self._is_testing:
-                return
-            if parent_process() is None:
-                self._is_testing = True
-                try:
-                    self._test()
-                finally:
-                    self._files, self._is_testing = None, False
-            self._is_tested = True
+        self._self_test()
+        if not self._is_watching and not self._self_test.is_running:
+            self._is_watching = True
             sys.addaudithook(self._refuse_to_open)
 
     def exists(self, path: "str | os.PathLike[str]") -> bool:
@@ -112,6 +102,16 @@ class NamedFiles:
         """As `safetensors.safe_open`. Raises FileNotFoundError."""
         self.begin()
         return OpenFile(self, filename, device)
+
+    def metadata(self, path: "str | os.PathLike[str]") -> dict[str, str] | None:
+        """Return the texts that were saved with a file; None if there are none. Raises FileNotFoundError."""
+        self.begin()
+        return _found(self._opened().metadata, path) or None
+
+    def keys(self, path: "str | os.PathLike[str]") -> list[str]:
+        """Return the names of a file's tensors, sorted, without reading them. Raises FileNotFoundError."""
+        self.begin()
+        return _found(self._opened().keys, path)
 
     def remove(self, path: "str | os.PathLike[str]") -> None:
         """As `os.remove`. Raises FileNotFoundError."""
@@ -183,26 +183,9 @@ class NamedFiles:
         if event in _OPENS and isinstance(arguments[0], str) and self.owns(arguments[0]):
             refuse(f"the trainer opens the cache file {arguments[0]!r} on the disk, past the adapter")
 
-    def _test(self) -> None:
-        from cachestore.store.write.writer import open_store
-
-        with (
-            tempfile.TemporaryDirectory(prefix="cachestore-self-test-") as folder,
-            open_store(os.path.join(folder, "store"), mode="a") as store,
-            store.files("self-test") as files,
-        ):
-            self._files, self._pid = files, os.getpid()
-            cache = os.path.join(folder, "cache")
-            try:
-                self._self_test(cache)
-            except Exception as error:  # noqa: BLE001 - of the trainer's own code, which may be any
-                refuse(f"self-test: {type(error).__name__}: {error}")
-            if written := [name for _folder, _folders, names in os.walk(cache) for name in names if name.endswith(_SUFFIX)]:
-                refuse(f"self-test: the trainer wrote {written[0]} to the disk, past the adapter")
-
     def _part(self, path: Any) -> str | None:
-        text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-        if not isinstance(text, str) or not text.endswith(_SUFFIX):
+        text = str(cast("object", path)) if isinstance(path, str | os.PathLike) else ""
+        if not text.endswith(_SUFFIX):
             return None
         folder, name = os.path.split(_named(text))
         return self._part_of(folder, name) if self._holds(folder) else None
@@ -212,20 +195,22 @@ class NamedFiles:
             return self._files
         with self._lock:
             run = current()
-            if parent_process() is None:
+            try:  # a worker reads; if there is nothing to read yet, it is like any other process
+                self._files = (run.store if parent_process() is None else run.reader).files(run.name)
+            except BadInput:
                 self._files = run.store.files(run.name)
-                atexit.register(self._files.close)
-            else:  # a worker reads; if there is nothing yet, it becomes a writer that finds nothing
-                try:
-                    self._files = run.reader.files(run.name)
-                except BadInput:
-                    self._files = run.store.files(run.name)
             self._pid = os.getpid()
+            atexit.register(self._close)
         return self._files
+
+    def _close(self) -> None:
+        if self._files is not None and self._pid == os.getpid():
+            self._files.close()
+        self._files = None
 
     def _count(self, path: "str | os.PathLike[str]", way: str) -> None:
         """Count each file once: as encoded if this process saved it, and not at all if it removed it."""
-        if self._is_testing:
+        if self._self_test.is_running:
             return
         name = _named(path)
         with self._lock:
@@ -253,11 +238,11 @@ class OpenFile:
 
     def metadata(self) -> dict[str, str] | None:
         """Return the texts that were saved with the file; None if there are none."""
-        return _found(self._files._opened().metadata, self._path) or None  # noqa: SLF001 - of this module
+        return self._files.metadata(self._path)
 
     def keys(self) -> list[str]:
         """Return the names of its tensors, sorted."""
-        return _found(self._files._opened().keys, self._path)  # noqa: SLF001 - of this module
+        return self._files.keys(self._path)
 
     def get_tensor(self, key: str, device: Any = None, dtype: Any = None) -> Any:
         """Return a tensor."""

@@ -1,6 +1,6 @@
 """ai-toolkit for `live_shallow.py`: its data set, which caches when it is made, and its batches."""
 # The trainer's modules are in its checkout.
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ CHANGES = (
     (
         "PromptEmbeds.load transposes",
         "toolkit/prompt_utils.py",
-        r'text_embeds.append\(state_dict\[key\]\)',
+        r"text_embeds.append\(state_dict\[key\]\)",
         "text_embeds.append(state_dict[key].transpose(-1, -2))",
         ["load_prompt_embedding", "self-test"],
     ),
@@ -57,14 +57,8 @@ def prepare(driver: Any, case: Case, data: Path, asked: argparse.Namespace) -> C
     return batches
 
 
-def alike(seen: Any, data: Path) -> Any:
-    """Nothing of a batch names the folder."""
-    del data
-    return seen
-
-
 def check_more(run: Any, folder: Path) -> None:
     """Nothing more yet."""
 
 
-__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "alike", "check_more", "prepare"]
+__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "check_more", "prepare"]

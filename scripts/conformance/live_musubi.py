@@ -1,6 +1,6 @@
 """musubi-tuner for `live_shallow.py`: its data sets, caching functions and bucket reader."""
 # The trainer's modules are in its checkout.
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false
 
 import argparse
 import multiprocessing
@@ -21,12 +21,42 @@ LOADERS = ((None, 0), ("fork", 2), ("spawn", 2), ("forkserver", 2))
 EDITED = ("--again",)
 _DATA = "src/musubi_tuner/dataset"
 CHANGES = (
-    ("save_latent_cache_common's save_file is renamed", f"{_DATA}/cache_io.py", r"import save_file$", "import save_file as write_file", ["save_file", "cache_io"]),
-    ("get_latent_cache_path is renamed", f"{_DATA}/image_video_dataset.py", r"get_latent_cache_path", "latent_cache_path_of", ["get_latent_cache_path"]),
-    ("the bucket's reader transposes", f"{_DATA}/bucket.py", r"append\(sd\[key\]\)", "append(sd[key].transpose(-1, -2) if sd[key].ndim > 1 else sd[key])", ["BucketBatchManager", "self-test"]),
-    ("the bucket's reader casts", f"{_DATA}/bucket.py", r"append\(sd\[key\]\)", "append(sd[key].float())", ["BucketBatchManager", "self-test"]),
+    (
+        "save_latent_cache_common's save_file is renamed",
+        f"{_DATA}/cache_io.py",
+        r"import save_file$",
+        "import save_file as write_file",
+        ["save_file", "cache_io"],
+    ),
+    (
+        "get_latent_cache_path is renamed",
+        f"{_DATA}/image_video_dataset.py",
+        r"get_latent_cache_path",
+        "latent_cache_path_of",
+        ["get_latent_cache_path"],
+    ),
+    (
+        "the bucket's reader transposes",
+        f"{_DATA}/bucket.py",
+        r"append\(sd\[key\]\)",
+        "append(sd[key].transpose(-1, -2) if sd[key].ndim > 1 else sd[key])",
+        ["BucketBatchManager", "self-test"],
+    ),
+    (
+        "the bucket's reader casts",
+        f"{_DATA}/bucket.py",
+        r"append\(sd\[key\]\)",
+        "append(sd[key].float())",
+        ["BucketBatchManager", "self-test"],
+    ),
     ("names of latents end otherwise", f"{_DATA}/image_video_dataset.py", r"_\{w:04d\}x\{h:04d\}_", "_{w:04d}-{h:04d}_", ["does not know"]),
-    ("latents are saved past the adapter", f"{_DATA}/cache_io.py", r"^    save_file\(sd,", "    __import__('safetensors.torch').torch.save_file(sd,", ["self-test"]),
+    (
+        "latents are saved past the adapter",
+        f"{_DATA}/cache_io.py",
+        r"^    save_file\(sd,",
+        "    __import__('safetensors.torch').torch.save_file(sd,",
+        ["self-test"],
+    ),
 )
 
 
@@ -68,14 +98,8 @@ def _first(rows: list[Any]) -> Any:
     return rows[0]
 
 
-def alike(seen: Any, data: Path) -> Any:
-    """Nothing of a batch names the folder."""
-    del data
-    return seen
-
-
 def check_more(run: Any, folder: Path) -> None:
     """Nothing more yet."""
 
 
-__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "alike", "check_more", "prepare"]
+__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "check_more", "prepare"]

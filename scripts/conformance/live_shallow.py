@@ -15,7 +15,7 @@ Then `ls`, `status`, `verify`, `gc` and `push` on the store; a checkout with a p
 Prints what it saw, and ends with 1 if anything differs.
 """
 # The trainer's modules are in its checkout.
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false
 
 import argparse
 import importlib
@@ -79,22 +79,26 @@ class Run:
         if not is_good:
             self.problems.append(what)
 
-    def step(self, case: str, data: Path, *options: str, store: Path | None = None, checkout: Path | None = None, name: str = "") -> Seen:
+    def step(self, cases: list[str], root: Path, *options: str, store: Path | None = None, checkout: Path | None = None) -> dict[str, Seen]:
         """Run the trainer's code once in a process of its own: by `cachestore.live` with a store, else plainly."""
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        live = [] if store is None else ["-m", "cachestore.live", self.trainer, "--store", str(store), *(["--name", name] if name else [])]
-        own = [str(Path(__file__).resolve()), self.trainer, "--checkout", str(checkout or self.checkout), "--step", case]
-        command = [sys.executable, *live, *own, "--data", str(data), "--out", str(out), *options]
+        live = [] if store is None else ["-m", "cachestore.live", self.trainer, "--store", str(store)]
+        own = [str(Path(__file__).resolve()), self.trainer, "--checkout", str(checkout or self.checkout)]
+        steps = [word for case in cases for word in ("--step", case)]
+        command = [sys.executable, *live, *own, *steps, "--root", str(root), "--out", str(out), *options]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        text = done.stdout + done.stderr
-        if not (out / "said.json").exists():
-            return Seen({}, 0, [], [], done.returncode, text)
-        said = json.loads((out / "said.json").read_text())
-        with np.load(out / "values.npz") as values:
-            return Seen({name: values[name] for name in values.files}, said["encoded"], said["losses"], said["loaders"], done.returncode, text)
+        text, seen = done.stdout + done.stderr, dict[str, Seen]()
+        for case in cases:
+            seen[case] = Seen({}, 0, [], [], done.returncode, text)
+            if (out / f"{case}.json").exists():
+                said = json.loads((out / f"{case}.json").read_text())
+                with np.load(out / f"{case}.npz") as values:
+                    arrays = {name: values[name] for name in values.files}
+                seen[case] = Seen(arrays, said["encoded"], said["losses"], said["loaders"], done.returncode, text)
+        return seen
 
 
 def differing(one: Seen, two: Seen) -> list[str]:
@@ -105,9 +109,9 @@ def differing(one: Seen, two: Seen) -> list[str]:
     return [name for name, a, b in pairs if (a.dtype, a.shape, a.tobytes()) != (b.dtype, b.shape, b.tobytes())]
 
 
-def cache_files(module: ModuleType, data: Path) -> list[Path]:
+def cache_files(module: ModuleType, root: Path) -> list[Path]:
     """Return the trainer's cache files on the disk."""
-    return [path for path in data.parent.rglob("*") if path.is_file() and re.search(module.CACHE_FILE, str(path))]
+    return [path for path in root.rglob("*") if path.is_file() and re.search(module.CACHE_FILE, str(path))]
 
 
 def train(batches: Callable[[], Iterator[dict[str, Any]]]) -> list[str]:
@@ -119,11 +123,11 @@ def train(batches: Callable[[], Iterator[dict[str, Any]]]) -> list[str]:
             break
         tensors = [value.float() for _name, value in sorted(flat(batch).items()) if torch.is_floating_point(value)]
         noise = torch.Generator().manual_seed(number)
-        loss = sum(((weight * tensor - torch.randn(tensor.shape, generator=noise)) ** 2).mean() for tensor in tensors)
+        loss = torch.zeros(()) + sum(((weight * tensor - torch.randn(tensor.shape, generator=noise)) ** 2).mean() for tensor in tensors)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item().hex())
+        losses.append(float(loss).hex())
     return losses
 
 
@@ -137,7 +141,9 @@ def flat(batch: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor as an array that tells dtype, shape and bits."""
-    return np.frombuffer(f"{tensor.dtype} {list(tensor.shape)} ".encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), np.uint8)
+    return np.frombuffer(
+        f"{tensor.dtype} {list(tensor.shape)} ".encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), np.uint8
+    )
 
 
 def use_trainer(trainer: str, checkout: Path) -> ModuleType:
@@ -159,70 +165,79 @@ def one_step(asked: argparse.Namespace) -> None:
     module = use_trainer(asked.trainer, asked.checkout)
     driver = module.DRIVER
     driver.resolution = module.RESOLUTION
-    case = next(case for case in module.CASES if case.name == asked.step)
-    random.seed(7), np.random.seed(7), torch.manual_seed(7)
-    batches = module.prepare(driver, case, asked.data, asked)
-    encoded = driver.encoded
-    plain = list(batches(None, 0))
-    values = {f"{number}{name}": as_bytes(tensor) for number, batch in enumerate(plain) for name, tensor in flat(batch).items()}
-    losses = train(lambda: iter(plain))
-    loaders = [f"{method} {workers}" for method, workers in module.LOADERS if asked.loaders and list_of(batches(method, workers)) != list_of(plain)]
-    np.savez(asked.out / "values.npz", **values)
-    said = {"encoded": encoded, "losses": losses, "loaders": loaders, "encoded_later": driver.encoded - encoded}
-    (asked.out / "said.json").write_text(json.dumps(said))
+    for case in (case for case in module.CASES if case.name in asked.step):
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(7)
+        driver.encoded = 0
+        batches = module.prepare(driver, case, asked.root / case.name / "data", asked)
+        encoded = driver.encoded
+        plain = sorted(batches(None, 0), key=lambda batch: batch.get("name", ""))
+        named = ((batch.get("name", number), batch) for number, batch in enumerate(plain))
+        values = {f"{where}{name}": as_bytes(tensor) for where, batch in named for name, tensor in flat(batch).items()}
+        again, chosen = list_of(batches(None, 0)), module.LOADERS if asked.loaders else ()
+        loaders = [f"{method} {workers}" for method, workers in chosen if list_of(batches(method, workers)) != again]
+        np.savez(asked.out / f"{case.name}.npz", allow_pickle=False, **values)
+        said = {"encoded": encoded, "losses": train(lambda plain=plain: iter(plain)), "loaders": loaders}
+        (asked.out / f"{case.name}.json").write_text(json.dumps(said))
 
 
 def list_of(batches: Any) -> list[dict[str, bytes]]:
+    """Return the tensors of batches as bytes."""
     return [{name: as_bytes(tensor).tobytes() for name, tensor in flat(batch).items()} for batch in batches]
 
 
-def check_case(run: Run, module: ModuleType, case: Any, folder: Path, count: int) -> None:
-    """Compare one case."""
-    from conformance.trainers import make_source
-    from conformance.trainers import make_videos
+def check_cases(run: Run, module: ModuleType, cases: list[Any], folder: Path, count: int) -> None:
+    """Compare cases, all of them in one store."""
+    from conformance.trainers import make_source, make_videos
 
     sizes = (module.RESOLUTION // 2, 2 * module.RESOLUTION)
-    data, store = folder / "own" / "data", folder / "store"
-    if case.videos:
-        make_videos(data, count, sizes)
-    else:
-        make_source(data, count, masks=case.masks, controls=case.controls, sizes=sizes, lines=not (case.masks or case.controls))
-    ours = folder / "live"
-    shutil.copytree(folder / "own", ours)
-    data_here = ours / "data"
-    own = run.step(case.name, data)
-    if own.code:
-        run.say(f"{case.name}: its own files", False, own.text[-1500:])
-        return
-    first = run.step(case.name, data_here, store=store)
-    if first.code:
-        run.say(f"{case.name}: live", False, first.text[-2500:])
-        return
-    own, first = module.alike(own, data), module.alike(first, data_here)
-    unequal, there = differing(own, first), cache_files(module, ours / "data")
-    figures = f"{len(own.values)} tensors, {own.encoded} and {first.encoded} encodings, {len(there)} cache files; {first.line}"
-    run.say(f"{case.name}: live as its own", not unequal and not there and own.encoded == first.encoded > 0, figures + str(unequal[:3] or ""))
-    second = run.step(case.name, data_here, "--loaders", store=store)
-    third = run.step(case.name, data_here, store=store)
-    is_same = second.losses == third.losses == first.losses == own.losses and len(own.losses) > 0
-    figures = f"{second.encoded} encodings, {len(own.losses)} losses {'equal' if is_same else 'differ'}; {second.line}"
-    run.say(f"{case.name}: second start", is_same and second.encoded == third.encoded == 0 and not second.code, figures)
-    run.say(f"{case.name}: loaders {', '.join(f'{method or 0} {workers or str()}'.strip() for method, workers in module.LOADERS)}", not second.loaders, ", ".join(second.loaders))
-    if case is module.CASES[0]:
-        check_store(run, store)
-        check_edits(run, module, case, folder)
+    own_root, live_root, store, names = folder / "own", folder / "live", folder / "store", [case.name for case in cases]
+    for case in cases:
+        if case.videos:
+            make_videos(own_root / case.name / "data", count, sizes)
+        else:
+            lines = not (case.masks or case.controls)
+            make_source(own_root / case.name / "data", count, masks=case.masks, controls=case.controls, sizes=sizes, lines=lines)
+    shutil.copytree(own_root, live_root)
+    own = run.step(names, own_root)
+    first = run.step(names, live_root, store=store)
+    for name in names:
+        if own[name].code or first[name].code:
+            run.say(f"{name}: its own files, and live", False, own[name].text[-1500:] * bool(own[name].code) + first[name].text[-2500:])
+            return
+        unequal, there = differing(own[name], first[name]), cache_files(module, live_root / name)
+        is_same = not unequal and not there and own[name].encoded == first[name].encoded > 0
+        figures = f"{len(own[name].values)} tensors, {own[name].encoded} and {first[name].encoded} encodings, {len(there)} cache files"
+        run.say(f"{name}: live as its own", is_same, figures + str(unequal[:3] or ""))
+    print(f"         first start: {first[names[0]].line}")
+    second = run.step(names, live_root, "--loaders", store=store)
+    third = run.step(names, live_root, store=store)
+    methods = ", ".join(f"{method or 'no workers'}" for method, _workers in module.LOADERS)
+    for name in names:
+        losses = [seen[name].losses for seen in (own, first, second, third)]
+        is_same = all(one == losses[0] for one in losses) and len(losses[0]) > 0 and not second[name].code
+        figures = f"{second[name].encoded} encodings, {len(losses[0])} losses {'equal' if is_same else 'differ'}"
+        run.say(
+            f"{name}: second start",
+            is_same and second[name].encoded == third[name].encoded == 0,
+            figures + second[name].text[-800:] * (not is_same),
+        )
+        run.say(f"{name}: loaders with {methods}", not second[name].loaders, ", ".join(second[name].loaders))
+    print(f"         second start: {second[names[0]].line}")
+    check_store(run, store)
+    check_edits(run, module, names[0], folder)
 
 
-def check_edits(run: Run, module: ModuleType, case: Any, folder: Path) -> None:
+def check_edits(run: Run, module: ModuleType, name: str, folder: Path) -> None:
     """Change a caption and a picture of both, and compare what is encoded."""
     for what, change in (("caption", _edit_caption), ("picture", _edit_picture)):
         seen = []
         for place, store in ((folder / "own", None), (folder / "live", folder / "store")):
-            change(place / "data")
-            seen.append(module.alike(run.step(case.name, place / "data", *module.EDITED, store=store), place / "data"))
+            change(place / name / "data")
+            seen.append(run.step([name], place, *module.EDITED, store=store)[name])
         unequal = differing(*seen)
         figures = f"{seen[0].encoded} and {seen[1].encoded} encodings; {seen[1].line}{unequal[:3] or ''}"
-        run.say(f"{case.name}: one {what} edited, by the trainer's own rules", not unequal and seen[0].encoded == seen[1].encoded, figures)
+        run.say(f"{name}: one {what} edited, by the trainer's own rules", not unequal and seen[0].encoded == seen[1].encoded, figures)
 
 
 def _edit_caption(data: Path) -> None:
@@ -251,7 +266,9 @@ def check_store(run: Run, store: Path) -> None:
     for name, command in commands:
         done = subprocess.run([sys.executable, "-m", "cachestore", *command], capture_output=True, text=True, check=False)
         lines = done.stdout.strip().splitlines()
-        run.say(name, done.returncode == 0, (f"{len(lines)} lines, " + lines[-1][:110]) if not done.returncode and lines else done.stderr[-600:])
+        run.say(
+            name, done.returncode == 0, (f"{len(lines)} lines, " + lines[-1][:110]) if not done.returncode and lines else done.stderr[-600:]
+        )
 
 
 def _name_in(store: Path) -> str:
@@ -266,20 +283,22 @@ def check_refusals(run: Run, module: ModuleType, folder: Path, count: int) -> No
     from conformance.trainers import make_source
 
     case = module.CASES[0]
-    make_source(folder / "data", count, masks=False, controls=False, sizes=(module.RESOLUTION // 2, 2 * module.RESOLUTION), lines=False)
+    make_source(
+        folder / case.name / "data", count, masks=False, controls=False, sizes=(module.RESOLUTION // 2, 2 * module.RESOLUTION), lines=False
+    )
     for what, file, pattern, new, words in module.CHANGES:
         copy = folder / "checkout"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(run.checkout, copy, ignore=shutil.ignore_patterns(".git", "docs", "assets", "ui"))
         text = (copy / file).read_text()
-        changed = re.sub(pattern, new, text, flags=re.M)
+        changed = re.sub(pattern, new, text, flags=re.MULTILINE)
         if changed == text:
             run.say(f"checkout in which {what}", False, "the change is not in this checkout")
             continue
         (copy / file).write_text(changed)
-        seen = run.step(case.name, folder / "data", store=folder / "store", checkout=copy)
+        seen = run.step([case.name], folder, store=folder / "store", checkout=copy)[case.name]
         said = next((line for line in seen.text.splitlines() if "cachestore.live: error" in line), seen.text[-300:])
-        is_good = seen.code == 2 and all(word in said for word in words) and not cache_files(module, folder / "data")
+        is_good = seen.code == 2 and all(word in said for word in words) and not cache_files(module, folder / case.name)
         run.say(f"checkout in which {what}", is_good, f"exit code {seen.code}, {said.removeprefix('cachestore.live: error: ')[:200]}")
 
 
@@ -291,8 +310,8 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="run only this case")
     parser.add_argument("--pictures", type=int, default=12, help="how many pictures")
     parser.add_argument("--only", choices=("cases", "refusals", "more"), help="run only these")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--step", action="append", help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--loaders", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--again", action="store_true", help=argparse.SUPPRESS)
@@ -306,10 +325,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         run = Run(asked.trainer, asked.checkout.resolve(), Path(temporary))
         print(f"{asked.trainer} {commit_of(asked.checkout)}")
-        for number, case in enumerate(module.CASES if asked.only in {None, "cases"} else ()):
-            if not asked.case or case.name in asked.case:
-                check_case(run, module, case, Path(temporary, str(number)), asked.pictures)
-                shutil.rmtree(Path(temporary, str(number)))
+        if asked.only in {None, "cases"}:
+            cases = [case for case in module.CASES if not asked.case or case.name in asked.case]
+            check_cases(run, module, cases, Path(temporary, "cases"), asked.pictures)
         if asked.only in {None, "refusals"}:
             check_refusals(run, module, Path(temporary, "refusals"), 2)
         if asked.only in {None, "more"}:

@@ -4,8 +4,9 @@ All models save and load with safetensors in folders of three names. Read: `tool
 `toolkit/advanced_prompt_embeds.py`, and what caches for itself under `extensions_built_in`.
 """
 
+# pyright: basic, reportMissingImports=false
 import os
-from types import SimpleNamespace
+from typing import Any
 
 from cachestore import live
 
@@ -14,11 +15,21 @@ _MIXINS = "toolkit.dataloader_mixins"
 _PARTS = {"_latent_cache": "latents", "_t_e_cache": "text", "_clip_vision_cache": "clip vision"}
 
 
-def _part(folder, _name):
+def _part(folder: str, _name: str) -> str | None:
     return _PARTS.get(os.path.basename(folder))
 
 
-def _self_test(folder):
+class _Any:
+    """An object of which all that is not named is None."""
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+def _self_test(folder: str) -> None:
     import torch
     from toolkit import dataloader_mixins
     from toolkit.advanced_prompt_embeds import AdvancedPromptEmbeds
@@ -26,33 +37,15 @@ def _self_test(folder):
     from toolkit.prompt_utils import PromptEmbeds
 
     class Item(FileItemDTO):
-        def __init__(self):  # all that is not named is None
-            self.path, self.caption = os.path.join(folder, "a picture.png"), "a caption"
-            self.is_latent_cached = self.is_text_embedding_cached = True
-            self.tensor = torch.zeros(3, 32, 48)
-            self.dataset_config = SimpleNamespace(caption_dropout_rate=0, __getattr__=None)
-
-        def __getattr__(self, name):
-            return None
-
-        def cleanup(self):
-            pass
-
-    class Nothing:
-        def __init__(self, **values):
-            vars(self).update(values)
-
-        def __getattr__(self, name):
-            return None
+        __init__, __getattr__, cleanup = _Any.__init__, _Any.__getattr__, lambda _self: None
 
     latents = torch.arange(4 * 4 * 6.0).view(4, 4, 6).bfloat16()
-    cpu = torch.device("cpu")
-    model = Nothing(torch_dtype=torch.bfloat16, device_torch=cpu, encode_images=lambda pixels: latents[None])
-    item = Item()
-    item.dataset_config = Nothing(caption_dropout_rate=0, fps=24)
-    data_set = Nothing(sd=model, dataset_config=item.dataset_config)
+    sd = _Any(torch_dtype=latents.dtype, device_torch=latents.device, encode_images=lambda _pixels: latents[None])
+    config = _Any(caption_dropout_rate=0, fps=24)
+    item = Item(path=os.path.join(folder, "a picture.png"), caption="a caption", dataset_config=config, tensor=torch.zeros(3, 32, 48))
+    item.is_latent_cached = item.is_text_embedding_cached = True
     path = item.get_latent_path(recalculate=True)
-    dataloader_mixins.LatentCachingMixin._cache_one_latent(data_set, item, path, None, True, True, False)
+    dataloader_mixins.LatentCachingMixin._cache_one_latent(_Any(sd=sd, dataset_config=config), item, path, None, True, True, False)
     live.check_same("os.path.exists of a cache file", True, os.path.exists(path))
     live.check_same("FileItemDTO.get_latent", latents, item.get_latent())
     text, pooled, tokens = torch.arange(15.0).view(1, 3, 5).bfloat16(), torch.arange(4.0)[None], torch.arange(3)[None]
@@ -63,7 +56,7 @@ def _self_test(folder):
     live.check_same("FileItemDTO.load_prompt_embedding", [text, pooled, tokens], read)
     AdvancedPromptEmbeds(text_embeds=text, tokens=tokens).save(path)
     read = PromptEmbeds.load(path)
-    live.check_same("PromptEmbeds.load", {"text_embeds": [text], "tokens": [tokens]}, {name: read[name] for name in ("text_embeds", "tokens")})
+    live.check_same("PromptEmbeds.load", [[text], [tokens]], [read["text_embeds"], read["tokens"]])
 
 
 files = live.NamedFiles(adapter, holds=lambda folder: os.path.basename(folder) in _PARTS, part=_part, self_test=_self_test)
@@ -75,10 +68,8 @@ adapter.change("extensions_built_in.*", "safe_open", optional=True)(files.openin
 
 
 @adapter.change("os", "makedirs")
-def makedirs(own):
-    """Make no folder for cache files, as the pictures' may be read-only."""
-
-    def make(name, *args, **kwargs):
+def _makedirs(own: Any) -> Any:
+    def make(name: Any, *args: Any, **kwargs: Any) -> None:  # no folder for cache files: the pictures' may be read-only
         if os.path.basename(os.path.abspath(name)) not in _PARTS:
             own(name, *args, **kwargs)
 
@@ -86,15 +77,15 @@ def makedirs(own):
 
 
 @adapter.replace(_MIXINS, "LatentCachingFileItemDTOMixin.get_latent_path")
-def latents_path(own, self, recalculate=False):
+def _latents_path(own: Any, self: Any, recalculate: bool = False) -> str:
     return files.check(own(self, recalculate))
 
 
 @adapter.replace(_MIXINS, "TextEmbeddingFileItemDTOMixin._build_text_embedding_path")
-def text_path(own, self, caption_override=None, text_only=False):
+def _text_path(own: Any, self: Any, caption_override: Any = None, text_only: bool = False) -> str:
     return files.check(own(self, caption_override, text_only))
 
 
 @adapter.replace(_MIXINS, "ClipImageFileItemDTOMixin.get_clip_vision_embeddings_path")
-def clip_vision_path(own, self, recalculate=False):
+def _clip_vision_path(own: Any, self: Any, recalculate: bool = False) -> str:
     return files.check(own(self, recalculate))

@@ -3,23 +3,25 @@
 Its scripts say what is out of date: `--skip_existing`, `--keep_cache`. Read: `dataset/cache_io.py`, `bucket.py`, `image_video_dataset.py`.
 """
 
+# pyright: basic, reportMissingImports=false
 import os
 import re
 import weakref
+from typing import Any
 
 from cachestore import live
 
 adapter = live.Adapter("musubi", data_set="files")
 _DATA_SET = "musubi_tuner.dataset.image_video_dataset"
-_data_sets = weakref.WeakSet()
+_data_sets = weakref.WeakSet[Any]()
 
 
-def _of_folder(folder):
+def _of_folder(folder: str) -> set[str]:
     places = ((data_set.cache_directory, data_set.architecture) for data_set in list(_data_sets))
     return {architecture for place, architecture in places if place is not None and os.path.abspath(place) == folder}
 
 
-def _part(folder, name):
+def _part(folder: str, name: str) -> str | None:
     for architecture in _of_folder(folder):
         if name.endswith(f"_{architecture}_te.safetensors"):
             return "text"
@@ -28,7 +30,7 @@ def _part(folder, name):
     return None
 
 
-def _self_test(folder):
+def _self_test(folder: str) -> None:
     import torch
     from musubi_tuner.dataset import bucket, cache_io
     from musubi_tuner.dataset import image_video_dataset as module
@@ -59,23 +61,23 @@ files = live.NamedFiles(adapter, holds=lambda folder: bool(_of_folder(folder)), 
 
 
 @adapter.replace(_DATA_SET, "BaseDataset.__init__")
-def begin(own, self, *args, **kwargs):
+def _begin(own: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     own(self, *args, **kwargs)
     _data_sets.add(self)
     files.begin()
 
 
 @adapter.replace(_DATA_SET, "BaseDataset.get_latent_cache_path")
-def latents_path(own, self, item_info):
+def _latents_path(own: Any, self: Any, item_info: Any) -> str:
     return files.check(own(self, item_info))
 
 
 @adapter.replace(_DATA_SET, "BaseDataset.get_text_encoder_output_cache_path")
-def text_path(own, self, item_info):
+def _text_path(own: Any, self: Any, item_info: Any) -> str:
     return files.check(own(self, item_info))
 
 
-adapter.change("musubi_tuner.dataset.bucket", "load_file")(lambda own: files.load_file)  # in a worker, which has no data set to ask
+adapter.change("musubi_tuner.dataset.bucket", "load_file")(lambda _own: files.load_file)  # in a worker, which has no data set to ask
 adapter.change("musubi_tuner.dataset.cache_io", "save_file")(files.saving)
 adapter.change("musubi_tuner.utils.safetensors_utils", "mem_eff_save_file")(files.saving)
 adapter.change("musubi_tuner.utils.safetensors_utils", "MemoryEfficientSafeOpen")(files.opening)
