@@ -44,7 +44,7 @@ class NamedFiles:
         files so. `self_test` is run by a `live.SelfTest`, before the first file is looked for.
         """
         self._holds, self._part_of = holds, part
-        self._self_test = SelfTest(self_test, after=self._close)
+        self._self_test = SelfTest(self_test, after=self.close)
         self._lock = threading.RLock()
         self._files: Files | None = None
         self._pid = 0
@@ -200,10 +200,11 @@ class NamedFiles:
             except BadInput:
                 self._files = run.store.files(run.name)
             self._pid = os.getpid()
-            atexit.register(self._close)
+            atexit.register(self.close)
         return self._files
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End what this process has open. The next call opens it again."""
         if self._files is not None and self._pid == os.getpid():
             self._files.close()
         self._files = None

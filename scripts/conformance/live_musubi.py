@@ -81,7 +81,7 @@ def prepare(driver: Any, case: Case, data: Path, asked: argparse.Namespace) -> C
     training.set_seed(3, epoch)
     training.prepare_for_training()
     for bucket in training.batch_manager.buckets.values():  # its own files are listed in the order of the folder
-        bucket.sort(key=lambda item: item.item_key)
+        bucket.sort(key=lambda item: Path(item.latent_cache_path).name)
     training.batch_manager.bucket_resos.sort()
     training.batch_manager.bucket_batch_indices.sort(key=str)
 

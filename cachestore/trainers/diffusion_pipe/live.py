@@ -24,7 +24,7 @@ _encoded = {"latents": mmap.mmap(-1, 8), "text": mmap.mmap(-1, 8)}
 _there = {"latents": 0, "text": 0}
 
 
-class _Cache:
+class Cache:
     """What `utils.cache.Cache` is to the trainer: a list that grows. What was added is visible when it is finalized, or after 30 s."""
 
     def __init__(self, path: Any, fingerprint: str, shard_size_gb: float = 1) -> None:
@@ -124,5 +124,5 @@ def _test(folder: str) -> None:
 
 
 _self_test = live.SelfTest(_test)
-adapter.change("utils.dataset", "Cache")(lambda _own: _Cache)
+adapter.change("utils.dataset", "Cache")(lambda _own: Cache)
 adapter.change("multiprocess.process", "BaseProcess")(live.carry)  # it starts its processes by a library of its own

@@ -6,18 +6,17 @@ Its scripts say what is out of date: `--skip_existing`, `--keep_cache`. Read: `d
 # pyright: basic, reportMissingImports=false
 import os
 import re
-import weakref
 from typing import Any
 
 from cachestore import live
 
 adapter = live.Adapter("musubi", data_set="files")
 _DATA_SET = "musubi_tuner.dataset.image_video_dataset"
-_data_sets = weakref.WeakSet[Any]()
+_data_sets: list[Any] = []
 
 
 def _of_folder(folder: str) -> set[str]:
-    places = ((data_set.cache_directory, data_set.architecture) for data_set in list(_data_sets))
+    places = ((data_set.cache_directory, data_set.architecture) for data_set in _data_sets)
     return {architecture for place, architecture in places if place is not None and os.path.abspath(place) == folder}
 
 
@@ -63,7 +62,7 @@ files = live.NamedFiles(adapter, holds=lambda folder: bool(_of_folder(folder)), 
 @adapter.replace(_DATA_SET, "BaseDataset.__init__")
 def _begin(own: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     own(self, *args, **kwargs)
-    _data_sets.add(self)
+    _data_sets.append(self)
     files.begin()
 
 
