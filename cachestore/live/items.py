@@ -54,6 +54,5 @@ def _pack(value: Any, name: str, tensors: dict[str, Any]) -> Json:
         return [type(value).__name__, [_pack(one, name, tensors) for one in value]]
     if isinstance(value, dict) and all(type(key) is str for key in cast("dict[Any, Any]", value)):
         return ["dict", [[key, _pack(one, key, tensors)] for key, one in cast("dict[str, Any]", value).items()]]
-    raise BadInput(
-        f"{name} is a {type(cast('object', value)).__name__}; what can be kept are tensors, texts, numbers, None, and lists, tuples and mappings of them"
-    )
+    known = "tensors, texts, numbers, None, and lists, tuples and mappings of them"
+    raise BadInput(f"{name} is a {kind}; what can be kept: {known}")

@@ -4,6 +4,8 @@
 
 import argparse
 import multiprocessing
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,8 +100,81 @@ def _first(rows: list[Any]) -> Any:
     return rows[0]
 
 
+def read_epochs(asked: argparse.Namespace) -> dict[str, list[float]]:
+    """Save FLUX-sized samples as its own files and in the store, and return the seconds of epochs of its DataLoader over each."""
+    from musubi_tuner.dataset import bucket, cache_io
+    from musubi_tuner.dataset.image_video_dataset import ImageDataset, ItemInfo
+    from safetensors.torch import load_file, save_file
+
+    count, own_folder, folder = asked.pictures, asked.root / "own", asked.root / "live"
+    for place in (own_folder, folder):
+        place.mkdir(parents=True)
+    dataset = ImageDataset(
+        (1024, 1024), ".txt", 1, 1, False, False, image_directory=str(folder), cache_directory=str(folder), architecture="fk"
+    )
+    items, ours = [], bucket.load_file
+    for number in range(count):
+        noise = torch.Generator().manual_seed(number)
+        item = ItemInfo(f"{number:04d}.png", "a caption", (1024, 1024), (1024, 1024))
+        item.latent_cache_path, item.text_encoder_output_cache_path = (
+            dataset.get_latent_cache_path(item),
+            dataset.get_text_encoder_output_cache_path(item),
+        )
+        latents = {"latents_1x128x128_bfloat16": torch.randn(16, 128, 128, generator=noise).bfloat16()}
+        text = {
+            "t5_vec_bfloat16": torch.randn(512, 4096, generator=noise).bfloat16(),
+            "clip_l_pooler_bfloat16": torch.randn(768).bfloat16(),
+        }
+        cache_io.save_latent_cache_common(item, dict(latents), "flux_kontext")
+        cache_io.save_text_encoder_output_cache_common(item, dict(text), "flux_kontext")
+        save_file(latents, own_folder / Path(item.latent_cache_path).name)
+        save_file(text, own_folder / Path(item.text_encoder_output_cache_path).name)
+        items.append(item)
+    manager = bucket.BucketBatchManager({(1024, 1024): items}, 1)
+    seconds: dict[str, list[float]] = {}
+    time.sleep(3)  # names are looked up again after each change, for 2 s
+    for _round in range(3):
+        for how in ("cold", "warm"):
+            for name, read in (("own", lambda path: load_file(own_folder / Path(path).name)), ("live", ours)):
+                bucket.load_file = read
+                if how == "cold":
+                    _forget_pages(asked.root)
+                began = time.perf_counter()
+                for batch in torch.utils.data.DataLoader(manager, batch_size=1, collate_fn=_first):
+                    assert batch["t5_vec"].shape == (1, 512, 4096)
+                seconds.setdefault(f"{name} {how}", []).append(time.perf_counter() - began)
+    return seconds
+
+
+def _forget_pages(folder: Path) -> None:
+    """Let the kernel drop the pages of all files: also of the store, which lies there too."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def check_more(run: Any, folder: Path) -> None:
-    """Nothing more yet."""
+    """Read epochs of FLUX-sized samples; the best of three rounds counts."""
+    folder.mkdir()
+    seconds = run.ask("epochs", folder, store=folder / "store")
+    for how in ("cold", "warm"):
+        own, live = (min(seconds[f"{name} {how}"]) for name in ("own", "live"))
+        figures = f"its own files {own:.2f} s, live {live:.2f} s, ratio {own / live:.2f}; {seconds}"
+        run.say(f"an epoch of {run.pictures} FLUX-sized samples, {how}", own / live >= 0.9, figures)
 
 
-__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "check_more", "prepare"]
+__all__ = [
+    "CACHE_FILE",
+    "CASES",
+    "CHANGES",
+    "DRIVER",
+    "EDITED",
+    "LOADERS",
+    "RESOLUTION",
+    "STAND_INS",
+    "check_more",
+    "prepare",
+    "read_epochs",
+]

@@ -71,6 +71,7 @@ class Run:
     trainer: str
     checkout: Path
     folder: Path
+    pictures: int
     problems: list[str] = field(default_factory=list)
 
     def say(self, what: str, is_good: bool, figures: str = "") -> None:
@@ -78,6 +79,27 @@ class Run:
         print(f"{'ok      ' if is_good else 'PROBLEM '} {what}{': ' if figures else ''}{figures}", flush=True)
         if not is_good:
             self.problems.append(what)
+
+    def ask(self, what: str, root: Path, *, store: Path) -> Any:
+        """Call `read_epochs` of a trainer's module in a process of its own, by `cachestore.live`, and return what it returns."""
+        out = self.folder / "out"
+        out.mkdir(exist_ok=True)
+        live = ["-m", "cachestore.live", self.trainer, "--store", str(store), str(Path(__file__).resolve()), self.trainer]
+        options = [
+            "--checkout",
+            str(self.checkout),
+            "--step",
+            what,
+            "--root",
+            str(root),
+            "--out",
+            str(out),
+            "--pictures",
+            str(self.pictures),
+        ]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]), "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, *live, *options], env=environment, check=True)
+        return json.loads((out / f"{what}.json").read_text())
 
     def step(self, cases: list[str], root: Path, *options: str, store: Path | None = None, checkout: Path | None = None) -> dict[str, Seen]:
         """Run the trainer's code once in a process of its own: by `cachestore.live` with a store, else plainly."""
@@ -165,6 +187,8 @@ def one_step(asked: argparse.Namespace) -> None:
     module = use_trainer(asked.trainer, asked.checkout)
     driver = module.DRIVER
     driver.resolution = module.RESOLUTION
+    if asked.step == ["epochs"]:
+        (asked.out / "epochs.json").write_text(json.dumps(module.read_epochs(asked)))
     for case in (case for case in module.CASES if case.name in asked.step):
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(7)
@@ -174,7 +198,7 @@ def one_step(asked: argparse.Namespace) -> None:
         plain = sorted(batches(None, 0), key=lambda batch: batch.get("name", ""))
         named = ((batch.get("name", number), batch) for number, batch in enumerate(plain))
         values = {f"{where}{name}": as_bytes(tensor) for where, batch in named for name, tensor in flat(batch).items()}
-        again, chosen = list_of(batches(None, 0)), module.LOADERS if asked.loaders else ()
+        again, chosen = list_of(batches(None, 0)), module.LOADERS[: None if case.name == asked.step[0] else 2] if asked.loaders else ()
         loaders = [f"{method} {workers}" for method, workers in chosen if list_of(batches(method, workers)) != again]
         np.savez(asked.out / f"{case.name}.npz", allow_pickle=False, **values)
         said = {"encoded": encoded, "losses": train(lambda plain=plain: iter(plain)), "loaders": loaders}
@@ -212,8 +236,8 @@ def check_cases(run: Run, module: ModuleType, cases: list[Any], folder: Path, co
     print(f"         first start: {first[names[0]].line}")
     second = run.step(names, live_root, "--loaders", store=store)
     third = run.step(names, live_root, store=store)
-    methods = ", ".join(f"{method or 'no workers'}" for method, _workers in module.LOADERS)
     for name in names:
+        methods = ", ".join(f"{method or 'no workers'}" for method, _workers in module.LOADERS[: None if name == names[0] else 2])
         losses = [seen[name].losses for seen in (own, first, second, third)]
         is_same = all(one == losses[0] for one in losses) and len(losses[0]) > 0 and not second[name].code
         figures = f"{second[name].encoded} encodings, {len(losses[0])} losses {'equal' if is_same else 'differ'}"
@@ -323,7 +347,7 @@ def main() -> int:
 
     module = importlib.import_module(f"conformance.{TRAINERS[asked.trainer]}")
     with tempfile.TemporaryDirectory() as temporary:
-        run = Run(asked.trainer, asked.checkout.resolve(), Path(temporary))
+        run = Run(asked.trainer, asked.checkout.resolve(), Path(temporary), asked.pictures)
         print(f"{asked.trainer} {commit_of(asked.checkout)}")
         if asked.only in {None, "cases"}:
             cases = [case for case in module.CASES if not asked.case or case.name in asked.case]

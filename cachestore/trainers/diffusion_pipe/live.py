@@ -62,6 +62,7 @@ class Cache:
         return vars(self) | {"session": None}
 
     def add(self, item: Any) -> None:
+        """Add an item."""
         if not self.items:
             self.clear()
         if self.session is None:
@@ -79,12 +80,14 @@ class Cache:
             self.pending, self.due = 0, time.monotonic() + _FLUSH_SECONDS
 
     def clear(self) -> None:
+        """Remove all items."""
         store = live.current().store
         if self.name in store.names() and len(store.dataset(self.name).ids):
             store.publish(self.name, {})
         self.items = []
 
     def finalize_current_shard(self) -> None:
+        """Publish what was added."""
         if self.session is not None:
             self.session.close()
             self.session = None

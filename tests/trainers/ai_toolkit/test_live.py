@@ -8,7 +8,7 @@ import torch
 from cachestore import live
 from tests.trainers.live_stand_ins import armed_here
 
-MIXINS = '''
+MIXINS = """
 import os
 from safetensors.torch import load_file, save_file
 
@@ -41,8 +41,8 @@ class LatentCachingMixin:
     def _cache_one_latent(self, file_item, latent_path, cached_state_dict, needs_encode, to_disk, to_memory):
         os.makedirs(os.path.dirname(latent_path), exist_ok=True)
         save_file({"latent": self.sd.encode_images(file_item.tensor[None])[0].clone()}, latent_path, metadata={"a": "1"})
-'''
-ADVANCED = '''
+"""
+ADVANCED = """
 import os
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -58,8 +58,8 @@ class AdvancedPromptEmbeds(dict):
     @classmethod
     def load(cls, path=None):
         return cls(**load_file(path))
-'''
-PROMPT = '''
+"""
+PROMPT = """
 import os
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -80,13 +80,13 @@ class PromptEmbeds:
             return AdvancedPromptEmbeds.load(path=path)
         tensors = load_file(path, device="cpu")
         return cls([tensors["text_embed"], tensors["pooled_embed"]], tensors["attention_mask"])
-'''
-LOADER = '''
+"""
+LOADER = """
 from toolkit.dataloader_mixins import *
 
 class FileItemDTO(LatentCachingFileItemDTOMixin, TextEmbeddingFileItemDTOMixin, ClipImageFileItemDTOMixin):
     pass
-'''
+"""
 SOURCES = {
     "toolkit/dataloader_mixins.py": MIXINS,
     "toolkit/advanced_prompt_embeds.py": ADVANCED,
@@ -122,7 +122,9 @@ def test_what_it_saves_is_what_it_loads_and_pictures_may_be_read_only(monkeypatc
         assert os.path.exists(path)
         item.load_prompt_embedding()
         read = item.prompt_embeds
-        assert [torch.equal(*pair) for pair in ((read.text_embeds, text), (read.pooled_embeds, pooled), (read.attention_mask, mask))] == [True] * 3
+        assert [torch.equal(*pair) for pair in ((read.text_embeds, text), (read.pooled_embeds, pooled), (read.attention_mask, mask))] == [
+            True
+        ] * 3
         assert here.counts() == {"text": [0, 1]}
         assert not [*pictures.iterdir()]
     assert here.rows() == [path]
@@ -147,7 +149,12 @@ def test_folders_and_files_of_other_names_are_made_on_the_disk(monkeypatch, tmp_
         ("dataloader_mixins", "get_latent_path(self, recalculate=False)", "get_latent_path(self, again=False)", "recalculate"),
         ("prompt_utils", 'tensors["text_embed"],', 'tensors["text_embed"].mT,', "load_prompt_embedding"),
         ("prompt_utils", "import safe_open", "import safe_open as opened", "safe_open"),
-        ("advanced_prompt_embeds", "cls(**load_file(path))", "cls(text_embeds=load_file(path)['text_embeds'].float(), tokens=load_file(path)['tokens'])", "PromptEmbeds.load"),
+        (
+            "advanced_prompt_embeds",
+            "cls(**load_file(path))",
+            "cls(text_embeds=load_file(path)['text_embeds'].float(), tokens=load_file(path)['tokens'])",
+            "PromptEmbeds.load",
+        ),
     ],
 )
 def test_a_version_that_does_not_fit_is_refused_by_name(monkeypatch, tmp_path, module, old, new, words):

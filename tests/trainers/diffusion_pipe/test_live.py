@@ -9,12 +9,12 @@ import cachestore as cs
 from cachestore import live
 from tests.trainers.live_stand_ins import armed_here
 
-CACHE = '''
+CACHE = """
 class Cache:
     def __init__(self, path, fingerprint, shard_size_gb=1):
         raise AssertionError("its own cache")
-'''
-DATASET = '''
+"""
+DATASET = """
 import torch
 from utils.cache import Cache
 
@@ -36,7 +36,7 @@ class Dataset:
         return {name: [one[name] for one in examples] for name in examples[0]} | {
             name: torch.stack([one[name] for one in examples]) for name, value in examples[0].items() if torch.is_tensor(value)
         }
-'''
+"""
 SOURCES = {"utils/cache.py": CACHE, "utils/dataset.py": DATASET}
 
 
@@ -100,7 +100,7 @@ def test_a_cache_can_be_sent_to_another_process(monkeypatch, tmp_path):
     with armed(monkeypatch, tmp_path) as here:
         filled(tmp_path, items(2))
         monkeypatch.setitem(__import__("sys").modules, here.module.__name__, here.module)
-        cache = pickle.loads(pickle.dumps(cache_of(tmp_path)))  # noqa: S301 - our own
+        cache = pickle.loads(pickle.dumps(cache_of(tmp_path)))
         assert [len(cache), cache[1]["spec"]] == [2, (None, "1.png")]
 
 

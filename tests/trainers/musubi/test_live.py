@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from cachestore import live
 from tests.trainers.live_stand_ins import armed_here
 
-DATA_SET = '''
+DATA_SET = """
 import glob, os
 from musubi_tuner.dataset.cache_io import *
 ARCHITECTURE_WAN, ARCHITECTURE_WAN_FULL = "wan", "wan"
@@ -38,8 +38,8 @@ class BaseDataset:
 
     def get_all_text_encoder_output_cache_files(self):
         return glob.glob(os.path.join(self.cache_directory, "*_" + self.architecture + "_te.safetensors"))
-'''
-CACHE_IO = '''
+"""
+CACHE_IO = """
 import os
 from safetensors.torch import save_file
 from musubi_tuner.utils import safetensors_utils
@@ -54,8 +54,8 @@ def save_text_encoder_output_cache_common(item_info, sd, arch_fullname, merge_ex
             assert f.metadata()["caption1"] == item_info.caption
             sd = {name: f.get_tensor(name) for name in f.keys()} | sd
     safetensors_utils.mem_eff_save_file(sd, path, metadata={"caption1": item_info.caption})
-'''
-UTILS = '''
+"""
+UTILS = """
 import safetensors.torch
 
 def mem_eff_save_file(tensors, filename, metadata=None):
@@ -68,8 +68,8 @@ class MemoryEfficientSafeOpen:
 def find_keys(safetensors_file, starts_with=None, ends_with=None):
     with MemoryEfficientSafeOpen(safetensors_file) as f:
         return [name for name in f.keys() if name.startswith(starts_with)]
-'''
-BUCKET = '''
+"""
+BUCKET = """
 import torch
 from safetensors.torch import load_file
 
@@ -83,7 +83,7 @@ class BucketBatchManager:
             for name, tensor in {**load_file(item.latent_cache_path), **load_file(item.text_encoder_output_cache_path)}.items():
                 batch.setdefault(name.split("_")[1 if name.startswith("varlen_") else 0], []).append(tensor)
         return {name: rows if name == "t5" else torch.stack(rows) for name, rows in batch.items()}
-'''
+"""
 SOURCES = {
     "musubi_tuner/dataset/image_video_dataset.py": DATA_SET,
     "musubi_tuner/dataset/cache_io.py": CACHE_IO,
