@@ -12,24 +12,26 @@ if TYPE_CHECKING:
     from cachestore.live.arming import carry as carry
     from cachestore.live.facts import fingerprint as fingerprint
     from cachestore.live.facts import settings as settings
-    from cachestore.live.items import contents as contents
+    from cachestore.live.items import key_of as key_of
     from cachestore.live.items import pack as pack
     from cachestore.live.items import unpack as unpack
     from cachestore.live.named_files import NamedFiles as NamedFiles
     from cachestore.live.names import ValueName as ValueName
     from cachestore.live.run import current as current
     from cachestore.live.self_test import check_same as check_same
+    from cachestore.live.shared_count import SharedCount as SharedCount
     from cachestore.live.tested import SelfTest as SelfTest
 
 _NAMES = {
     "adapter": "Adapter Refused",
     "arming": "carry",
     "facts": "fingerprint settings",
-    "items": "contents pack unpack",
+    "items": "key_of pack unpack",
     "named_files": "NamedFiles",
     "names": "ValueName",
     "run": "current",
     "self_test": "check_same",
+    "shared_count": "SharedCount",
     "tested": "SelfTest",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -1,9 +1,11 @@
 """Items of trainers that cache whatever `torch.save` takes: tensors in lists, tuples and mappings, with texts and numbers among them."""
 
+import json
+from collections.abc import Mapping
 from typing import Any, cast
 
 from cachestore.core.errors import BadInput
-from cachestore.core.keys import Json
+from cachestore.core.keys import Json, Key, key
 
 
 def pack(item: Any) -> tuple[Json, dict[str, Any]]:
@@ -24,7 +26,7 @@ def unpack(form: Json, tensors: dict[str, Any]) -> Any:
         case "float":
             return float.fromhex(value)
         case "dict":
-            return {key: unpack(one, tensors) for key, one in value}
+            return {name: unpack(one, tensors) for name, one in value}
         case "list" | "tuple":
             several = [unpack(one, tensors) for one in value]
             return several if kind == "list" else tuple(several)
@@ -32,11 +34,16 @@ def unpack(form: Json, tensors: dict[str, Any]) -> Any:
             return value
 
 
-def contents(tensor: Any) -> tuple[str, str, bytes]:
-    """Return a tensor on the CPU as dtype, shape and bytes: parts of a key."""
+def key_of(*what: str, form: Json, tensors: Mapping[str, Any]) -> Key:
+    """Return the key of an item's content, and of texts that say what it is."""
     import torch
 
-    return str(tensor.dtype), str(list(tensor.shape)), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    parts = [
+        part
+        for tensor in tensors.values()
+        for part in (str(tensor.dtype), str(list(tensor.shape)), tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    ]
+    return key(*what, json.dumps(form), *parts)
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Any]) -> Json:
@@ -52,7 +59,8 @@ def _pack(value: Any, name: str, tensors: dict[str, Any]) -> Json:
         return ["value", value]
     if type(value) in {list, tuple}:
         return [type(value).__name__, [_pack(one, name, tensors) for one in value]]
-    if isinstance(value, dict) and all(type(key) is str for key in cast("dict[Any, Any]", value)):
-        return ["dict", [[key, _pack(one, key, tensors)] for key, one in cast("dict[str, Any]", value).items()]]
+    if isinstance(value, dict) and all(type(one) is str for one in cast("dict[Any, Any]", value)):
+        return ["dict", [[text, _pack(one, text, tensors)] for text, one in cast("dict[str, Any]", value).items()]]
+    kind = type(cast("object", value)).__name__
     known = "tensors, texts, numbers, None, and lists, tuples and mappings of them"
     raise BadInput(f"{name} is a {kind}; what can be kept: {known}")

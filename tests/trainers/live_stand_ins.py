@@ -55,6 +55,8 @@ def armed_here(monkeypatch, folder, module, sources):
         hooks = []
         patch.setattr(sys, "addaudithook", hooks.append)
         spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.loader is not None
         adapter = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(adapter)
         setting = arming.Setting(module, str(folder / "store"), NAME)

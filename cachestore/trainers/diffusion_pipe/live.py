@@ -4,10 +4,7 @@ Its fingerprint of the folder's files and settings says what is out of date. Rea
 """
 
 # pyright: basic, reportMissingImports=false
-import hashlib
 import itertools
-import json
-import mmap
 import os
 import time
 from pathlib import Path
@@ -18,13 +15,12 @@ import cachestore as cs
 from cachestore import live
 
 adapter = live.Adapter("diffusion-pipe", data_set="files")
-_FLUSH_BYTES, _FLUSH_SECONDS = 1 << 28, 30
-_encoded = {"latents": mmap.mmap(-1, 8), "text": mmap.mmap(-1, 8)}
-"""How many were encoded: counted by the process that the trainer forks for it, read by the one that prints the last line."""
+_FLUSH_SECONDS = 30
+_encoded = {"latents": live.SharedCount(), "text": live.SharedCount()}  # the trainer forks a process that encodes
 _there = {"latents": 0, "text": 0}
 
 
-class Cache:
+class _Cache:
     """What `utils.cache.Cache` is to the trainer: a list that grows. What was added is visible when it is finalized, or after 30 s."""
 
     def __init__(self, path: Any, fingerprint: str, shard_size_gb: float = 1) -> None:
@@ -32,10 +28,9 @@ class Cache:
         del shard_size_gb
         _self_test()
         place, last = os.path.split(os.path.abspath(path))
-        digest = hashlib.sha256(place.encode()).hexdigest()[:8]
-        self.name = f"{live.current().name}/{os.path.basename(place)}-{digest}/{last}"
+        self.name = f"{live.current().name}/{os.path.basename(place)}-{str(cs.key(place))[:8]}/{last}"
         self.fingerprint, self.part = fingerprint, "latents" if last.startswith("latents") else "text"
-        self.session, self.pending, self.due = None, 0, 0.0
+        self.session, self.due = None, 0.0
         self.items: list[cs.Key] = []
         store = live.current().store
         if self.name in store.names():
@@ -45,7 +40,7 @@ class Cache:
             self.items += [cs.Key(bytes(keys[name])) for name in names]
         if not _self_test.is_running:
             _there[self.part] += len(self.items)
-            encoded = int.from_bytes(_encoded[self.part][:], "little")
+            encoded = _encoded[self.part].value
             live.current().counts[self.part] = [max(_there[self.part] - encoded, 0), encoded]
 
     def _id(self, index: int) -> str:
@@ -62,32 +57,27 @@ class Cache:
         return vars(self) | {"session": None}
 
     def add(self, item: Any) -> None:
-        """Add an item."""
         if not self.items:
             self.clear()
         if self.session is None:
             self.session, self.due = live.current().store.session(self.name), time.monotonic() + _FLUSH_SECONDS
         form, tensors = live.pack(item)
-        key = cs.key("diffusion-pipe", json.dumps(form), *(part for tensor in tensors.values() for part in live.contents(tensor)))
+        key = live.key_of("diffusion-pipe", form=form, tensors=tensors)
         self.session.put(key, tensors, {"item": form})
         self.session.set(self._id(len(self.items)), item=key)
         self.items.append(key)
-        if not _self_test.is_running:
-            _encoded[self.part][:] = (int.from_bytes(_encoded[self.part][:], "little") + 1).to_bytes(8, "little")
-        self.pending += sum(tensor.nbytes for tensor in tensors.values())
-        if self.pending >= _FLUSH_BYTES or time.monotonic() >= self.due:
+        _encoded[self.part].add(not _self_test.is_running)
+        if time.monotonic() >= self.due:
             self.session.flush()
-            self.pending, self.due = 0, time.monotonic() + _FLUSH_SECONDS
+            self.due = time.monotonic() + _FLUSH_SECONDS
 
     def clear(self) -> None:
-        """Remove all items."""
         store = live.current().store
         if self.name in store.names() and len(store.dataset(self.name).ids):
             store.publish(self.name, {})
         self.items = []
 
     def finalize_current_shard(self) -> None:
-        """Publish what was added."""
         if self.session is not None:
             self.session.close()
             self.session = None
@@ -112,8 +102,7 @@ def _test(folder: str) -> None:
         return dataset._map_and_cache(SimpleNamespace(_fingerprint=fingerprint), None, Path(folder), prefix)
 
     latents, text, pooled = torch.arange(96.0).view(4, 4, 6), torch.arange(15.0).view(3, 5).bfloat16(), torch.tensor(2.5)
-    size = (4, [6, 0.1])
-    items = {"latents_": {"latents": latents, "mask": None, "size": size}, "text_embeddings_1_": {"text": text, "pooled": pooled}}
+    items = {"latents_": {"latents": latents, "mask": None, "size": (4, [6, 0.1])}, "text_embeddings_1_": {"text": text, "pooled": pooled}}
     for prefix, item in items.items():
         cache = cache_of(prefix)
         cache.add(item)
@@ -121,11 +110,11 @@ def _test(folder: str) -> None:
     caches = [cache_of(prefix) for prefix in items]
     live.check_same("utils.dataset._map_and_cache", [1, 1], [len(cache) for cache in caches])
     batch = dataset.Dataset._collate(None, [Bucket()[0]])
-    wanted = {"latents": latents[None], "text": text[None], "pooled": pooled[None], "size": [size]}
+    wanted = {"latents": latents[None], "text": text[None], "pooled": pooled[None], "size": [(4, [6, 0.1])]}
     live.check_same("utils.dataset.SizeBucketDataset", wanted, {name: batch.get(name) for name in wanted})
     live.check_same("utils.dataset._map_and_cache of another fingerprint", 0, len(cache_of("latents_", "other")))
 
 
 _self_test = live.SelfTest(_test)
-adapter.change("utils.dataset", "Cache")(lambda _own: Cache)
+adapter.change("utils.dataset", "Cache")(lambda _own: _Cache)
 adapter.change("multiprocess.process", "BaseProcess")(live.carry)  # it starts its processes by a library of its own

@@ -1,5 +1,7 @@
 """musubi-tuner's cache files in a store: against a stand-in that has its functions at the plug points, with bodies of our own."""
 
+# The trainer's modules are a stand-in.
+# pyright: basic, reportMissingImports=false
 import glob
 import os
 
