@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
+    from cachestore.live.arming import carry as carry
     from cachestore.live.by_name import ByName as ByName
     from cachestore.live.facts import Shown as Shown
     from cachestore.live.facts import digests as digests
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from cachestore.live.facts import ids_of as ids_of
     from cachestore.live.facts import precision as precision
     from cachestore.live.facts import settings as settings
+    from cachestore.live.items import key_of as key_of
+    from cachestore.live.named_files import NamedFiles as NamedFiles
     from cachestore.live.names import ValueName as ValueName
     from cachestore.live.npz import drop as drop
     from cachestore.live.npz import is_held as is_held
@@ -30,17 +33,24 @@ if TYPE_CHECKING:
     from cachestore.live.self_test import check_among as check_among
     from cachestore.live.self_test import check_same as check_same
     from cachestore.live.self_test import round_trip as round_trip
+    from cachestore.live.shared_count import SharedCount as SharedCount
+    from cachestore.live.tested import SelfTest as SelfTest
     from cachestore.live.watched import watched as watched
 
 _NAMES = {
     "adapter": "Adapter Refused",
+    "arming": "carry",
     "by_name": "ByName",
     "facts": "Shown digests fingerprint ids_of precision settings",
+    "items": "key_of",
+    "named_files": "NamedFiles",
     "names": "ValueName",
     "npz": "drop is_held numpy_for_names take test_first test_made_up",
     "packing": "pack unpack",
     "run": "current",
     "self_test": "called_once check_among check_same round_trip",
+    "shared_count": "SharedCount",
+    "tested": "SelfTest",
     "watched": "watched",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -128,6 +128,18 @@ def warnings() -> list[str]:
     return found
 
 
+def carry(process: type[Any]) -> type[Any]:
+    """Let every process of this class, or of one below it, arm the process that it becomes. For libraries with a class of their own."""
+    own = process.__init__
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        vars(self)["_cachestore_live"] = armed()  # first, so that it is also unpickled first
+        own(self, *args, **kwargs)
+
+    process.__init__ = begin
+    return process
+
+
 def _arm_again(*fields: Any) -> Setting:
     setting = Setting(*fields)
     arm(setting, is_first=False)
@@ -153,6 +165,8 @@ class _Hook(MetaPathFinder):
         if not self.adapter.concerns(fullname):
             return spec
         if not isinstance(loader, SourceFileLoader):
+            if not self.adapter.needs(fullname):
+                return spec
             refuse(f"{fullname} is loaded by a {type(loader).__name__}, and plug points are put into plain .py files alone")
         execute = loader.exec_module  # of this loader alone: each module has its own
 

@@ -29,7 +29,7 @@ def with_front(command: Sequence[str], front: Sequence[str]) -> list[str]:
     if _FRONT in words:
         raise BadUsage(f"{_FRONT} stands in the command already: run it as it is")
     for number, word in enumerate(words):
-        name = os.path.basename(word)  # noqa: PTH119 - a word, not a path
+        name = os.path.basename(word)
         if _PYTHON.fullmatch(name):
             return [*words[: number + 1], *_after_python(words, number + 1, front)]
         if name in _LAUNCHERS:

@@ -1,8 +1,12 @@
 """What an armed process works with: the store, the values of one trainer's run, and how many were reused or made."""
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachestore.jobs.start.fill import fill
@@ -105,6 +109,19 @@ class Run:
 
 
 _runs: list[Run] = []
+
+
+@contextmanager
+def trial() -> Generator[None]:
+    """Let the run of this process have an empty store for a while, which goes at the end: for a self-test."""
+    before = current()
+    with tempfile.TemporaryDirectory(prefix="cachestore-self-test-") as folder:
+        _runs[:] = [Run(replace(before.setting, store=str(Path(folder, "store"))))]
+        try:
+            yield
+        finally:
+            _runs[0].store.close()
+            _runs[:] = [before]
 
 
 def current() -> Run:

@@ -26,9 +26,9 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-from conformance import live_sd_scripts_models as models  # noqa: E402
+from conformance import live_sd_scripts_models as models
 
-import cachestore as cs  # noqa: E402
+import cachestore as cs
 
 SCRIPTS = {"flux": "flux_train_network.py", "sdxl": "sdxl_train_network.py"}
 PICTURES = 8

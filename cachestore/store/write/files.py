@@ -2,9 +2,10 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PART: Final = "file"
+_TICK_NANOSECONDS: Final = 2_000_000_000
+"""Longer than the steps in which file systems tell time: 2 s on FAT, 1 s on old NFS, 4 ms elsewhere."""
 
 
 class Files:
@@ -54,6 +57,8 @@ class Files:
         self._keys: dict[str, Key] = {}
         self._number = -1
         """The number of the last entry that `_keys` has; -1 before the first look."""
+        self._state: tuple[int, int] | None = None
+        """What `_state_of` said before the last look."""
 
     def exists(self, path: "str | os.PathLike[str]") -> bool:
         """Whether there is a file at this path now."""
@@ -152,6 +157,9 @@ class Files:
         _ = self._store.snapshot  # raises if it is closed
         layout = self._store.layout
         with self._lock, noticing_its_end(layout):
+            state, self._state = self._state, _state_of(layout.catalog_folder(self.name))
+            if state is not None and state == self._state:
+                return self._keys
             line = list_line(layout, self.name)
             if line.highest == self._number:
                 return self._keys
@@ -174,6 +182,17 @@ class Files:
                         self._keys[path] = cells[0]
             self._number = line.highest
             return self._keys
+
+
+def _state_of(folder: Path) -> tuple[int, int] | None:
+    """Return what changes when a file comes into a folder. None if it changed so lately that a file may come within the same tick."""
+    try:
+        status = folder.stat()
+    except OSError:  # dropped meanwhile; what lists it says so
+        return None
+    if time.time_ns() - status.st_mtime_ns < _TICK_NANOSECONDS:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _name_of(path: "str | os.PathLike[str]") -> str:

@@ -1,5 +1,6 @@
 """Files of a store against a dict, seen from two processes' sides."""
 
+import os
 import unicodedata
 from pathlib import Path
 
@@ -175,3 +176,29 @@ def test_a_value_that_was_replaced_and_collected_while_it_is_read_is_read_anew(s
     monkeypatch.setattr(store, "get", replaced)
     assert files.load("a")["x"].tolist() == [0, 0]
     assert len(set(calls)) == 2
+
+
+def test_a_folder_that_has_not_changed_is_not_listed_again(store, monkeypatch):
+    files, other = store.files("cache"), store.files("cache")
+    for name in ("a", "b"):
+        files.save(name, {"one": np.zeros(1)})
+    folder = store.layout.catalog_folder("cache")
+    os.utime(folder, ns=(0, 0))
+    assert other.exists("a")
+    with monkeypatch.context() as patch:
+        patch.setattr("cachestore.store.write.files.list_line", None)
+        assert other.glob() == ["a", "b"]
+        assert np.array_equal(other.load("b")["one"], np.zeros(1))
+    files.save("c", {"one": np.zeros(1)})
+    assert other.exists("c")
+
+
+def test_what_came_within_the_tick_of_the_last_look_is_seen(store):
+    files, other = store.files("cache"), store.files("cache")
+    files.save("a", {"one": np.zeros(1)})
+    folder = store.layout.catalog_folder("cache")
+    assert other.exists("a")
+    before = folder.stat().st_mtime_ns
+    files.save("b", {"one": np.zeros(1)})
+    os.utime(folder, ns=(before, before))
+    assert other.exists("b")
