@@ -1,8 +1,9 @@
 """The files that an export of a data set has: their names, which are known without reading a value, and what fills each."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import islice
 
 from cachestore.core.errors import CacheStoreError
 from cachestore.core.inputs import caption_key
@@ -17,6 +18,8 @@ from cachestore.trainers.exported import ExportVariant, Listed, Named
 EMPTY_CAPTION = -1
 """Stands for the row of the empty caption, which no sample has."""
 
+Place = tuple[int, int]
+"""A row, and which of its files."""
 Failures = list[Mapping[str, str]]
 Filled = tuple[Contents, Sequence[tuple[KeyColumn, ExportVariant]]]
 """What is in a file, and the variants of a picture that it was made from, with their columns."""
@@ -26,12 +29,11 @@ Filled = tuple[Contents, Sequence[tuple[KeyColumn, ExportVariant]]]
 class ExportFile:
     """A file of an export. Two with the same path are one file if they are made from the same."""
 
-    row: int
     encoder: str
     path: str
     made_from: tuple[object, ...]
-    caption: str
-    """The caption whose text it holds; of latents, the sample's first."""
+    named: tuple[Named, ...]
+    """What each value in it shows; the first names it."""
     fill: Callable[[], Filled]
     """Reads what is in it. Raises EncodeFailed, and the errors of reading."""
     listed: Listed | None = None
@@ -53,12 +55,14 @@ class ExportFiles:
     contested: dict[str, str] = field(default_factory=dict[str, str])
     """By path that samples with different values share: why that cannot be."""
 
-    def each(self, failures: Failures) -> Iterator[ExportFile]:
-        """Yield each file once, and add to `failures` those that cannot be named, and those whose name is another sample's."""
+    def each(self, failures: Failures, samples: Collection[str] | None = None) -> Iterator[tuple[Place, ExportFile]]:
+        """Yield each file once, of all samples or these; add to `failures` what has no name, or another sample's."""
         layout, seen = self.layout, dict[str, tuple[str, tuple[object, ...]]]()
         for row in (*range(len(layout.catalog)), EMPTY_CAPTION):
             sample = self.sample(row)
-            for file in self.of_row(row, failures):
+            if samples is not None and row != EMPTY_CAPTION and sample not in samples:
+                continue
+            for number, file in enumerate(self.of_row(row, failures)):
                 first, made_from = seen.setdefault(file.path, (sample, file.made_from))
                 if made_from != file.made_from:
                     apart = f"{layout.format.name} tells the two apart only by this name, so rename one"
@@ -66,7 +70,11 @@ class ExportFiles:
                     self.contested[file.path] = reason
                     failures.append(failure_of(sample, file.encoder, reason))
                 elif first == sample:
-                    yield file
+                    yield (row, number), file
+
+    def at(self, place: Place) -> ExportFile:
+        """Return a file that `each` yielded."""
+        return next(islice(self.of_row(place[0], []), place[1], None))
 
     def sample(self, row: int) -> str:
         """Return the id of a row's sample."""
@@ -104,7 +112,7 @@ class ExportFiles:
                 continue
             fill = cache(partial(self._text, column, key, named))  # of several resolutions, all have the same
             for tree in layout.text_trees(row):
-                yield ExportFile(row, column.encoder, layout.inside(tree, path), (key, named.caption), named.caption, fill)
+                yield ExportFile(column.encoder, layout.inside(tree, path), (key, named.caption), (named,), fill)
 
     def _empty_caption(self) -> Iterator[ExportFile]:
         """Yield the text of the empty caption, if the trainer has a file for it, and the store has it but no sample does."""
@@ -114,7 +122,7 @@ class ExportFiles:
         key, named = caption_key(column.fingerprint, ""), Named("")
         if key in self.values.reader:
             path = self.layout.writing.text_path(self.layout.family_of[column.encoder], named)
-            yield ExportFile(EMPTY_CAPTION, column.encoder, path, (key,), "", partial(self._text, column, key, named))
+            yield ExportFile(column.encoder, path, (key,), (named,), partial(self._text, column, key, named))
 
     def _text(self, column: KeyColumn, key: Key, named: Named) -> Filled:
         text = self.values.text(column, self.values.stored(key))
@@ -142,7 +150,7 @@ class ExportFiles:
             path = layout.inside(tree, path)
             listed = Listed(path, tree, str(layout.root_of(source) / named[0].reference), named[0], family)
             fill = partial(self._filled, row, several, named)
-            yield ExportFile(row, column.encoder, path, keys, named[0].caption, fill, listed)
+            yield ExportFile(column.encoder, path, keys, (*named,), fill, listed)
 
     def _filled(self, row: int, cells: Sequence[tuple[KeyColumn, int]], named: Sequence[Named]) -> Filled:
         variants = [self.values.variant(row, *cell, its) for cell, its in zip(cells, named, strict=True)]

@@ -27,9 +27,10 @@ class ExportValues:
     """In words, how tensors differ from what is stored. A dict keeps the order, without repeats; its values are unused."""
 
     def named(self, row: int, column: KeyColumn, index: int) -> Named:
-        """Return what the name of a cell's file is made from. Reads an entry only if it was imported. Raises the errors of reading."""
+        """Return what the name of a cell's file is made from. Raises the errors of reading."""
         named = self.layout.named(row, column, index)
-        if "format" not in self.layout.catalog.recipes[column.fingerprint].make:
+        is_own = self.layout.catalog.recipes[column.fingerprint].make.get("format") == self.layout.format.name
+        if not (self.layout.writing.takes_info and is_own):
             return named
         imported: Mapping[str, Any] = self.reader.describe(self.layout.key(column, index)).meta.get("imported") or {}
         return replace(named, info=imported.get("info") or {})

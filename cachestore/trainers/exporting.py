@@ -8,8 +8,8 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Final
 
-from cachestore.core.arguments import as_many, as_path, as_whole
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, naming_extras
+from cachestore.core.arguments import as_path
+from cachestore.core.errors import CacheStoreError, EncodeFailed, naming_extras
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import in_short
@@ -18,20 +18,17 @@ from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.reader import Reader
 from cachestore.trainers.containers import write_npz, write_safetensors
 from cachestore.trainers.export_files import ExportFiles, failure_of
-from cachestore.trainers.export_layout import ExportLayout
 from cachestore.trainers.export_target import Target
 from cachestore.trainers.export_use import TrainerUse
 from cachestore.trainers.export_values import ExportValues
 from cachestore.trainers.exported import Listed
-from cachestore.trainers.families import family_named
+from cachestore.trainers.exported_files import Choice, catalog_to_export
 from cachestore.trainers.format import Format
-from cachestore.trainers.table import WEBDATASET, exported_format
+from cachestore.trainers.table import WEBDATASET
 from cachestore.trainers.trainer_settings import trainer_settings
 from cachestore.trainers.webdataset.exporting import TarExport, refuse_given
 
 _NAMED: Final = 1000
-LEAVABLE: Final = ("flips", "masks")
-"""What `leave_out` may name."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -120,30 +117,20 @@ def export_cache(
         WriteFailed: a file cannot be written; the same call goes on from there.
     """
     store, folder = as_path("store", store), as_path("folder", folder).absolute()
-    resolution_only = None if resolution_only is None else as_whole("resolution_only", resolution_only, least=1)
-    variant_only = None if variant_only is None else as_whole("variant_only", variant_only, least=0)
-    leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
     if format == WEBDATASET:
         refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
         target = Target(folder, WEBDATASET, may_replace=replace)
         with Reader(store) as reader:
-            tars = TarExport(reader, _catalog(reader, name, generation, format))
+            tars = TarExport(reader, catalog_to_export(reader, name, generation, format))
             tars.write(target)
             check_for_reading(reader.layout)
         return _report(target, tars.catalog, tars.failures)
-    cache_format, writing = exported_format(format)
-    if unknown := sorted(set(leave_out) - set(LEAVABLE)):
-        raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can", option="leave_out")
-    asked_family = None if family is None else family_named(family)
+    choice = Choice.of(format, family, resolution_only, variant_only, leave_out)
     with Reader(store) as reader:
-        catalog = _catalog(reader, name, generation, format)
-        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", cache_format.name, "-o", str(folder)])
-        layout = ExportLayout(catalog, cache_format, writing, asked_family, resolution_only, variant_only, leave_out, command)
-        target, values, use = (
-            Target(folder, cache_format.name, may_replace=replace),
-            ExportValues(reader, layout),
-            TrainerUse(layout, folder),
-        )
+        catalog = catalog_to_export(reader, name, generation, format)
+        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", format, "-o", str(folder)])
+        layout = choice.layout(catalog, command)
+        target, values, use = Target(folder, format, may_replace=replace), ExportValues(reader, layout), TrainerUse(layout, folder)
         failures = _Export(ExportFiles(layout, values, use), use, target).write()
         return changed(
             _report(target, catalog, failures),
@@ -170,17 +157,6 @@ def _report(target: Target, catalog: Catalog, failures: Sequence[Mapping[str, st
     )
 
 
-def _catalog(reader: Reader, name: str, generation: int | None, cache_format: str) -> Catalog:
-    catalog = reader.dataset(name, generation).catalog
-    if not catalog.has_sources:
-        raise BadInput(
-            f"the data set {name!r} has neither captions nor pictures, as a program published it: {cache_format} cannot hold it;"
-            f" cs.open({str(reader.layout.root)!r}).dataset({name!r}) reads it",
-            option="name",
-        )
-    return catalog
-
-
 @dataclass(frozen=True, slots=True)
 class _Export:
     """Writes the files of a data set as another trainer's cache."""
@@ -196,19 +172,19 @@ class _Export:
         """Write all files, and the trainer's own lists of them. Return what failed. Raises BadInput before the first file, WriteFailed."""
         layout, target = self.files.layout, self.target
         layout.check()
-        for file in self.files.each(self.failures):
+        for (row, _number), file in self.files.each(self.failures):
             try:
                 contents, variants = file.fill()
             except (CacheStoreError, OSError) as error:
-                self.failures.append(failure_of(self.files.sample(file.row), file.encoder, error))
+                self.failures.append(failure_of(self.files.sample(row), file.encoder, error))
                 continue
             for column, variant in variants:
-                self.use.count(file.row, column, variant)
+                self.use.count(row, column, variant)
             try:
                 if target.put(file.path, _encoded(layout.format, contents)) and file.listed is not None:
                     self.listed.append(file.listed)
             except EncodeFailed as error:  # its id leads out of the folder
-                self.failures.append(failure_of(self.files.sample(file.row), file.encoder, error))
+                self.failures.append(failure_of(self.files.sample(row), file.encoder, error))
         if layout.writing.side_data is not None:
             for path, value in layout.writing.side_data(self.listed, layout.catalog.name, target.folder).items():
                 target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())

@@ -53,6 +53,8 @@ class Writing:
     """Whether the trainer uses only what has both."""
     mixes_shapes: bool = False
     """Whether the trainer puts latents of any shapes into one batch."""
+    takes_info: bool = False
+    """Whether files need what the trainer wrote beside the tensors that were imported from it."""
     text_remark: str = ""
     """What users should know of exported text, in words."""
     settings: Callable[[Sequence[Block]], list[str]] = field(kw_only=True)

@@ -251,6 +251,7 @@ FORMAT: Final = Format(
         frozenset({"flips"}),
         text_by="picture and caption",
         finds=finds,
+        takes_info=True,
         text_remark="with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture",
         settings=settings,
     ),

@@ -165,6 +165,7 @@ FORMAT: Final = Format(
         frozenset({"drawn crops", "own crops", "videos"}),
         needs_text_and_latents=True,
         mixes_shapes=True,
+        takes_info=True,
         settings=settings,
     ),
     has_videos=True,
