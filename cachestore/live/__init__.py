@@ -12,10 +12,18 @@ if TYPE_CHECKING:
     from cachestore.live.facts import fingerprint as fingerprint
     from cachestore.live.facts import settings as settings
     from cachestore.live.names import ValueName as ValueName
+    from cachestore.live.read_only import ReadOnlyFiles as ReadOnlyFiles
     from cachestore.live.run import current as current
     from cachestore.live.self_test import check_same as check_same
 
-_NAMES = {"adapter": "Adapter Refused", "facts": "fingerprint settings", "names": "ValueName", "run": "current", "self_test": "check_same"}
+_NAMES = {
+    "adapter": "Adapter Refused",
+    "facts": "fingerprint settings",
+    "names": "ValueName",
+    "read_only": "ReadOnlyFiles",
+    "run": "current",
+    "self_test": "check_same",
+}
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - one list

@@ -12,6 +12,7 @@ from typing import Final
 from cachestore.core.errors import CacheStoreError
 from cachestore.live.arming import ADAPTERS, Setting, arm, load_adapter
 from cachestore.live.run import current
+from cachestore.store.write.writer import open_store
 
 ERROR: Final = 1
 USAGE: Final = 2
@@ -37,7 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         load_adapter(chosen.trainer)
         name = chosen.name or f"{chosen.trainer}/{name_of(chosen.script, chosen.arguments)}"
-        arm(Setting(ADAPTERS.get(chosen.trainer, chosen.trainer), os.path.abspath(chosen.store), name, chosen.read or ""))
+        store = os.path.abspath(chosen.store)
+        generation = open_store(store).dataset(chosen.read).generation if chosen.read else None  # all processes of this one read the same
+        arm(Setting(ADAPTERS.get(chosen.trainer, str(chosen.trainer)), store, name, chosen.read or "", generation))
+        if (files := current().exported) is not None and files.lacking:
+            print(f"cachestore.live: note: {files.lacking}", file=sys.stderr)
     except CacheStoreError as error:
         print(f"cachestore.live: error: {error}", file=sys.stderr)
         return USAGE
