@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from cachestore.train.features import Feature as Feature
     from cachestore.train.loader import make_loader as make_loader
     from cachestore.train.mixed import MixedDataset as MixedDataset
+    from cachestore.trainers.exported_files import ExportedFiles as ExportedFiles
+    from cachestore.trainers.exported_files import exported as exported
     from cachestore.trainers.exporting import ExportReport as ExportReport
     from cachestore.trainers.exporting import export_cache as export_cache
     from cachestore.trainers.import_request import ImportReport as ImportReport
@@ -92,6 +94,7 @@ _NAMES = {
     "core.keys": "Key Recipe key",
     "core.samples": "Sample Source",
     "files.fingerprints": "fingerprint",
+    "trainers.exported_files": "ExportedFiles exported",
     "trainers.exporting": "ExportReport export_cache",
     "trainers.import_request": "ImportReport",
     "trainers.importing": "import_cache",

@@ -74,6 +74,8 @@ def calls(root, data, trained):
         "Sample": lambda: cs.Sample("a", {"image": ("a.png",)}, ("a cat",)).id,
         "Source": lambda: cs.Source("photos/", name="photos").name,
         "export_cache": lambda: export(root.parent / "exported"),
+        "exported": lambda: len(cs.exported(trained, "sd-scripts", family="sdxl")),
+        "ExportedFiles": lambda: repr(cs.exported(cs.CachedDataset(trained), "ai-toolkit", family="sdxl")),
         "fill": fill,
         "fill_dataset": fill_dataset,
         "FillSample": lambda: cs.FillSample("a", ("a cat",), {}, {}, {}).captions,

@@ -82,7 +82,9 @@ def numbers(raw: Raw) -> Array:
     """Return a floating-point tensor as float32 (float64 stays): smaller formats fit exactly. Raises EncodeFailed for other dtypes."""
     dtype, shape, buffer = raw
     if dtype == "BF16":
-        return (np.frombuffer(buffer, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        bits = np.frombuffer(buffer, "<u2").astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32).reshape(shape)
     if dtype not in FLOATS:
         raise EncodeFailed(f"its numbers are of dtype {dtype}, where floating-point numbers are needed")
     array = as_array(raw)
@@ -102,6 +104,8 @@ def rounded(array: Array, dtype: str) -> Raw:
 
 def cast(raw: Raw, dtype: str) -> Raw:
     """Return a floating-point tensor in another dtype; unchanged if it already has that dtype."""
+    if raw[0] == "BF16" and dtype == "F32":
+        return dtype, raw[1], numbers(raw).reshape(-1).view(np.uint8).data  # without another copy, as text is large
     return raw if raw[0] == dtype else rounded(numbers(raw), dtype)
 
 

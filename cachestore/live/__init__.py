@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cachestore.live.npz import test_made_up as test_made_up
     from cachestore.live.packing import pack as pack
     from cachestore.live.packing import unpack as unpack
+    from cachestore.live.read_only import ReadOnlyFiles as ReadOnlyFiles
     from cachestore.live.run import current as current
     from cachestore.live.self_test import called_once as called_once
     from cachestore.live.self_test import check_among as check_among
@@ -47,6 +48,7 @@ _NAMES = {
     "names": "ValueName",
     "npz": "drop is_held numpy_for_names take test_first test_made_up",
     "packing": "pack unpack",
+    "read_only": "ReadOnlyFiles",
     "run": "current",
     "self_test": "called_once check_among check_same round_trip",
     "shared_count": "SharedCount",

@@ -20,6 +20,7 @@ from cachestore.core.ranks import ARRAY, discover
 from cachestore.files.paths import encode_name
 from cachestore.live.adapter import USAGE, Refused
 from cachestore.live.arming import ADAPTERS, Setting, arm, home_of, load_adapter, warnings
+from cachestore.store.write.writer import open_store
 
 _CONFIG: Final = (".toml", ".yaml", ".yml", ".json")
 
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         setting = _setting(chosen)
         arm(setting)
+        if chosen.read and _is_first():
+            _say_what_is_lacking()
         code, module = _code_of_module(chosen.script) if chosen.is_module else _code_of_script(chosen.script)
     except CacheStoreError as error:
         print(f"cachestore.live: error: {error}", file=sys.stderr)
@@ -95,7 +98,9 @@ def _setting(chosen: argparse.Namespace) -> Setting:
     stem = chosen.script.removesuffix(".__main__").rpartition(".")[2] if chosen.is_module else Path(chosen.script).stem
     data_set = chosen.name if chosen.name is not None else f"{chosen.trainer}/{adapter.data_set or name_of(stem, chosen.arguments)}"
     encode_name(data_set)
-    return Setting(name, str(Path(chosen.store).absolute()), data_set, chosen.read or "", home=home_of(name))
+    store = str(Path(chosen.store).absolute())
+    generation = open_store(store).dataset(chosen.read).generation if chosen.read else None  # all processes of this one read the same
+    return Setting(name, store, data_set, chosen.read or "", generation, home_of(name))
 
 
 def _code_of_script(path: str) -> tuple[CodeType, ModuleType]:
@@ -134,6 +139,13 @@ def _code_of_module(name: str) -> tuple[CodeType, ModuleType]:
     module.__file__, module.__loader__, module.__package__, module.__spec__ = spec.origin, spec.loader, spec.parent, spec
     vars(module)["__cached__"] = spec.cached
     return code, module
+
+
+def _say_what_is_lacking() -> None:
+    from cachestore.live.run import current
+
+    if (files := current().exported) is not None and files.lacking:
+        print(f"cachestore.live: note: {files.lacking}", file=sys.stderr)
 
 
 def _say_last_line() -> None:

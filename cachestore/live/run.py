@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from cachestore.jobs.start.fill import fill
 from cachestore.live.adapter import refuse
-from cachestore.live.arming import Setting, armed
+from cachestore.live.arming import Setting, armed, load_adapter
+from cachestore.live.read_only import ReadOnlyFiles
 from cachestore.store.write.writer import Store, open_store
 
 if TYPE_CHECKING:
@@ -35,13 +36,22 @@ class Run:
 
     @cached_property
     def store(self) -> Store:
-        """The store, open for writing."""
+        """The store, open for writing. Ends the run with exit code 2 if it only reads a data set."""
+        if self.exported is not None:
+            self.exported.refuse(self.setting.store, "the trainer wants to encode")
         return open_store(self.setting.store, mode="a")
 
     @cached_property
     def reader(self) -> Store:
         """The store, open for reading, unless this process writes anyway."""
         return self.store if "store" in vars(self) else open_store(self.setting.store)
+
+    @cached_property
+    def exported(self) -> ReadOnlyFiles | None:
+        """The trainer's cache files over the data set that this run only reads; None if it fills the store. Raises as ReadOnlyFiles."""
+        if not self.setting.source:
+            return None
+        return ReadOnlyFiles(load_adapter(self.setting.adapter).name, self.setting.store, self.setting.source, self.setting.generation)
 
     def get(self, name: "ValueName") -> dict[str, Any]:
         """Return the arrays of a value, as numpy."""
@@ -105,7 +115,8 @@ class Run:
         """What this run took from the store and what it made."""
         parts = [f"{part}: {reused} reused, {encoded} encoded" for part, (reused, encoded) in self.counts.items()]
         what = "; ".join(parts) if parts else "the trainer asked for no cached value"
-        return f"{what} (data set {self.name!r} in {self.setting.store})"
+        data_set = f"{self.setting.source!r}, which was only read," if self.setting.source else repr(self.name)
+        return f"{what} (data set {data_set} in {self.setting.store})"
 
 
 _runs: list[Run] = []

@@ -408,6 +408,11 @@ class CachedDataset(Dataset[SampleDict]):
         return next((text.block.mask_name for text in self._selection.texts if text.block.mask_name is not None), None)
 
 
+def reader_of(data: CachedDataset) -> Reader:
+    """Return the reader of the data set's store."""
+    return data._reader  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - this module's own class
+
+
 class _Naming:
     """Puts the data set's name before our error messages, as a trainer may read several. In messages below, `it` is the data set.
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, EncodeFailed
 from cachestore.core.inputs import RANDOM, RESOLUTIONS, SOURCE, WITHIN, cells_each, clips_each, framing_of, is_trained_on, sides_each
-from cachestore.core.keys import Json, Recipe
+from cachestore.core.keys import Json, Key, Recipe
 from cachestore.core.raw_tensors import Scale
 from cachestore.core.samples import CAPTION, IMAGE, MASK, VIDEO, Source
 from cachestore.core.spelling import option
@@ -211,10 +211,25 @@ class ExportLayout:
         known |= {"span": ClipFrames(facts["start"][0], facts["bucket"][2])} if column.role == VIDEO and "start" in facts else {}
         known |= {"fps": facts["fps"][0] / facts["fps"][1]} if facts.get("fps", (0,))[0] else {}
         known |= {"is_part": WITHIN in framing_of(json.loads(self.catalog.extras[row])), "is_prompt": is_prompt}
+        known |= {"is_flipped": (index - column.at[row]) % sides_each(column.options) == 1} if column.role != CAPTION else {}
         caption = captions[number] if number < len(captions) else ""
         if reference.removeprefix(f"{source}/").startswith(MEMORY):
             reference = self.catalog.ids[row]
         return Named(reference.removeprefix(f"{source}/") if source else reference, caption, **known)
+
+    def key(self, column: KeyColumn, index: int) -> Key:
+        """Return the key of a cell. Raises EncodeFailed if it was not encoded."""
+        if (key := column.cell(index).key) is None:
+            raise EncodeFailed("it was not encoded; `cachestore why STORE SAMPLE` says why")
+        return key
+
+    def check_picture(self, row: int, column: KeyColumn) -> None:
+        """Raise EncodeFailed if the format has no file for a row's picture or video."""
+        if (pictures := column.count(row) // cells_each(column.options)) > 1:
+            keeps = f"{self.format.name} keeps one for each sample: give each a row of its own"
+            raise EncodeFailed(f"it has {plural(pictures, 'picture')}, but {keeps}")
+        if "own crops" not in self.writing.takes and WITHIN in framing_of(json.loads(self.catalog.extras[row])):
+            raise EncodeFailed(f"it has its own crop, but {self.format.name} puts whole pictures into buckets: crop the file itself")
 
     def indices(self, row: int, column: KeyColumn) -> Sequence[int]:
         """Return the cells of a row's first picture or video that are exported: those of one crop, plain and mirrored, and of all clips."""

@@ -1,22 +1,20 @@
 """Reads entries and converts them to the scaling state and dtype of another trainer's cache."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cachestore.core.errors import EncodeFailed
 from cachestore.core.forked import in_one_thread
-from cachestore.core.inputs import WITHIN, cells_each, framing_of, sides_each
-from cachestore.core.keys import Json, Key
+from cachestore.core.inputs import cells_each
+from cachestore.core.keys import Key
 from cachestore.core.raw_tensors import Latents, Raw, Scale, Text, cast, folded, to_state
 from cachestore.core.samples import CONTROL, MASK
-from cachestore.core.words import plural
 from cachestore.encode.families import lookup as families
 from cachestore.store.format.catalog import KeyColumn
 from cachestore.store.read.reader import Reader
 from cachestore.trainers.export_layout import ExportLayout
-from cachestore.trainers.exported import ExportVariant
+from cachestore.trainers.exported import ExportVariant, Named
 
 
 @dataclass(frozen=True)
@@ -28,19 +26,20 @@ class ExportValues:
     casts: dict[str, None] = field(default_factory=dict[str, None])
     """In words, how tensors differ from what is stored. A dict keeps the order, without repeats; its values are unused."""
 
-    def variant(self, row: int, column: KeyColumn, index: int) -> tuple[ExportVariant, Key]:
-        """Return a cell as a variant for the format, and its key. Raises EncodeFailed, and the errors of reading."""
-        key, stored, meta = self.entry(column, index)
-        trainer, pictures = self.layout.format.name, column.count(row) // cells_each(column.options)
-        if pictures > 1:
-            raise EncodeFailed(f"it has {plural(pictures, 'picture')}, but {trainer} keeps one for each sample: give each a row of its own")
-        if "own crops" not in self.layout.writing.takes and WITHIN in framing_of(json.loads(self.layout.catalog.extras[row])):
-            raise EncodeFailed(f"it has its own crop, but {trainer} puts whole pictures into buckets: crop the file itself")
+    def named(self, row: int, column: KeyColumn, index: int) -> Named:
+        """Return what the name of a cell's file is made from. Raises the errors of reading."""
+        named = self.layout.named(row, column, index)
+        is_own = self.layout.catalog.recipes[column.fingerprint].make.get("format") == self.layout.format.name
+        if not (self.layout.writing.takes_info and is_own):
+            return named
+        imported: Mapping[str, Any] = self.reader.describe(self.layout.key(column, index)).meta.get("imported") or {}
+        return replace(named, info=imported.get("info") or {})
+
+    def variant(self, row: int, column: KeyColumn, index: int, named: Named) -> ExportVariant:
+        """Return a cell as a variant for the format. Raises EncodeFailed, and the errors of reading."""
+        latents = self.latents(column, self.stored(self.layout.key(column, index)), self.layout.catalog.ids[row])
         number = index - column.at[row]
-        is_flipped = number % sides_each(column.options) == 1
-        latents = self.latents(column, stored, meta, self.layout.catalog.ids[row])
-        controls = self.control_latents(row, column, number)
-        return ExportVariant(self.layout.named(row, column, index), latents, is_flipped, self.mask(row, column, number), controls), key
+        return ExportVariant(named, latents, self.mask(row, column, number), self.control_latents(row, column, number))
 
     def control_latents(self, row: int, column: KeyColumn, number: int) -> tuple[Raw, ...]:
         """Return the latents of a row's control images for one variant of its picture; empty if the format has none."""
@@ -50,7 +49,8 @@ class ExportValues:
         if controls is None:
             return ()
         indices = range(controls.at[row] + number, controls.at[row + 1], each)
-        return tuple(self.latents(controls, *self.entry(controls, index)[1:], self.layout.catalog.ids[row]).tensor for index in indices)
+        stored = (self.stored(self.layout.key(controls, index)) for index in indices)
+        return tuple(self.latents(controls, tensors, self.layout.catalog.ids[row]).tensor for tensors in stored)
 
     def mask(self, row: int, column: KeyColumn, number: int) -> Raw | None:
         """Return the mask for one variant of a row's picture; None if there is none, or if masks are left out."""
@@ -58,20 +58,13 @@ class ExportValues:
         if masks is None or not masks.count(row):
             return None
         self.note_cast("masks", "the mean of the mask over the pixels of each latent, as float32 from 0 to 1")
-        return self.entry(masks, masks.at[row] + number)[1][MASK]
+        return self.stored(self.layout.key(masks, masks.at[row] + number))[MASK]
 
-    def entry(self, column: KeyColumn, index: int) -> tuple[Key, Mapping[str, Raw], Mapping[str, Any]]:
-        """Return key, tensors and JSON value of a cell. Raises EncodeFailed if it was not encoded, and the errors of reading."""
-        key = column.cell(index).key
-        if key is None:
-            raise EncodeFailed("it was not encoded; `cachestore why STORE SAMPLE` says why")
-        return key, *self.stored(key)
+    def stored(self, key: Key) -> Mapping[str, Raw]:
+        """Return the tensors of an entry. Raises the errors of reading."""
+        return self.reader.get_raw([key])[0]
 
-    def stored(self, key: Key) -> tuple[Mapping[str, Raw], Mapping[str, Any]]:
-        """Return the tensors and the JSON value of an entry. Raises the errors of reading."""
-        return self.reader.get_raw([key])[0], self.reader.describe(key).meta
-
-    def text(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any]) -> Text:
+    def text(self, column: KeyColumn, stored: Mapping[str, Raw]) -> Text:
         """Return an entry's text in the dtypes of the format. Raises EncodeFailed if a tensor of the family is missing."""
         family = self.layout.family_of[column.encoder]
         own = families.stored_names(families.text_family(family.pipeline))
@@ -81,9 +74,9 @@ class ExportValues:
                 " encode it with the model that is trained"
             )
         tensors = {name: self.cast(name, stored[name], self.layout.writing.text_casts) for name in own}
-        return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors}, _info(meta))
+        return Text(tensors, {name: raw for name, raw in stored.items() if name not in tensors})
 
-    def latents(self, column: KeyColumn, stored: Mapping[str, Raw], meta: Mapping[str, Any], sample: str) -> Latents:
+    def latents(self, column: KeyColumn, stored: Mapping[str, Raw], sample: str) -> Latents:
         """Return an entry's latents in the scaling state and dtype of the format."""
         recipe, family = self.layout.catalog.recipes[column.fingerprint], self.layout.family_of[column.encoder]
         state = self.layout.format.trainer.cached[family.name].state
@@ -103,7 +96,7 @@ class ExportValues:
             self.note_cast("latents", f"they {how}; computed in {'float64' if raw[0] == 'F64' else 'float32'} and rounded to {raw[0]}")
         made = to_state(raw, Scale.of(recipe.read), was_scaled=was_scaled, is_scaled=state.is_scaled)
         tensor = self.cast("latents", cast(made, raw[0]), self.layout.writing.latents_casts)
-        return Latents(tensor, state.is_scaled, state.kind, others, {}, _info(meta))
+        return Latents(tensor, state.is_scaled, state.kind, others)
 
     def cast(self, name: str, raw: Raw, casts: Mapping[str, str]) -> Raw:
         """Return a tensor in the dtype of the format; note in `casts` if that is another one."""
@@ -116,11 +109,6 @@ class ExportValues:
     def note_cast(self, tensor: str, how: str) -> None:
         """Note that a tensor is not written bit for bit as stored."""
         self.casts[f"{tensor}: {how}"] = None
-
-
-def _info(meta: Mapping[str, Any]) -> Mapping[str, Json]:
-    imported: Mapping[str, Any] = meta.get("imported") or {}
-    return imported.get("info") or {}
 
 
 @in_one_thread

@@ -1,8 +1,10 @@
 """What an export hands to a trainer's format, which names and fills files of it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Latents, Raw, refuse
 from cachestore.core.spelling import option
 from cachestore.encode.pictures.bucket_rules import BucketSettings
@@ -31,8 +33,11 @@ class Named:
     """Whether the crop was chosen inside of the sample's own crop."""
     is_prompt: bool = False
     """Whether the sample is a caption without a picture."""
+    is_flipped: bool = False
     read_as: str | None = None
     """The caption as the trainer reads it from its file; None if no such file is known."""
+    info: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """What the trainer wrote beside the tensors of the file that was imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,6 @@ class ExportVariant:
 
     named: Named
     latents: Latents
-    is_flipped: bool = False
     mask: Raw | None = None
     """uint8 `[1, h, w]`, with the size of the latents; 255 where the picture counts."""
     controls: tuple[Raw, ...] = ()

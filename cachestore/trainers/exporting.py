@@ -2,16 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as changed
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from cachestore.core.arguments import as_many, as_path, as_whole
-from cachestore.core.errors import BadInput, CacheStoreError, EncodeFailed, naming_extras
-from cachestore.core.inputs import caption_key
+from cachestore.core.arguments import as_path
+from cachestore.core.errors import CacheStoreError, EncodeFailed, naming_extras
 from cachestore.core.keys import Json
 from cachestore.core.raw_tensors import Contents, as_array
 from cachestore.core.words import in_short
@@ -19,20 +17,18 @@ from cachestore.files.marker import check_for_reading
 from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.reader import Reader
 from cachestore.trainers.containers import write_npz, write_safetensors
-from cachestore.trainers.export_layout import ExportLayout
+from cachestore.trainers.export_files import ExportFiles, failure_of
 from cachestore.trainers.export_target import Target
 from cachestore.trainers.export_use import TrainerUse
 from cachestore.trainers.export_values import ExportValues
-from cachestore.trainers.exported import Listed, Named
-from cachestore.trainers.families import family_named
+from cachestore.trainers.exported import Listed
+from cachestore.trainers.exported_files import Choice, catalog_to_export
 from cachestore.trainers.format import Format
-from cachestore.trainers.table import WEBDATASET, exported_format
+from cachestore.trainers.table import WEBDATASET
 from cachestore.trainers.trainer_settings import trainer_settings
 from cachestore.trainers.webdataset.exporting import TarExport, refuse_given
 
 _NAMED: Final = 1000
-LEAVABLE: Final = ("flips", "masks")
-"""What `leave_out` may name."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,31 +117,21 @@ def export_cache(
         WriteFailed: a file cannot be written; the same call goes on from there.
     """
     store, folder = as_path("store", store), as_path("folder", folder).absolute()
-    resolution_only = None if resolution_only is None else as_whole("resolution_only", resolution_only, least=1)
-    variant_only = None if variant_only is None else as_whole("variant_only", variant_only, least=0)
-    leave_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
     if format == WEBDATASET:
         refuse_given({"family": family, "resolution_only": resolution_only, "variant_only": variant_only, "leave_out": leave_out})
         target = Target(folder, WEBDATASET, may_replace=replace)
         with Reader(store) as reader:
-            tars = TarExport(reader, _catalog(reader, name, generation, format))
+            tars = TarExport(reader, catalog_to_export(reader, name, generation, format))
             tars.write(target)
             check_for_reading(reader.layout)
         return _report(target, tars.catalog, tars.failures)
-    cache_format, writing = exported_format(format)
-    if unknown := sorted(set(leave_out) - set(LEAVABLE)):
-        raise BadInput(f"{unknown[0]!r} cannot be left out; {' and '.join(LEAVABLE)} can", option="leave_out")
-    asked_family = None if family is None else family_named(family)
+    choice = Choice.of(format, family, resolution_only, variant_only, leave_out)
     with Reader(store) as reader:
-        catalog = _catalog(reader, name, generation, format)
-        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", cache_format.name, "-o", str(folder)])
-        layout = ExportLayout(catalog, cache_format, writing, asked_family, resolution_only, variant_only, leave_out, command)
-        target, values, use = (
-            Target(folder, cache_format.name, may_replace=replace),
-            ExportValues(reader, layout),
-            TrainerUse(layout, folder),
-        )
-        failures = _Export(layout, values, use, target).write()
+        catalog = catalog_to_export(reader, name, generation, format)
+        command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", format, "-o", str(folder)])
+        layout = choice.layout(catalog, command)
+        target, values, use = Target(folder, format, may_replace=replace), ExportValues(reader, layout), TrainerUse(layout, folder)
+        failures = _Export(ExportFiles(layout, values, use), use, target).write()
         return changed(
             _report(target, catalog, failures),
             casts=tuple(values.casts),
@@ -171,34 +157,11 @@ def _report(target: Target, catalog: Catalog, failures: Sequence[Mapping[str, st
     )
 
 
-def _catalog(reader: Reader, name: str, generation: int | None, cache_format: str) -> Catalog:
-    catalog = reader.dataset(name, generation).catalog
-    if not catalog.has_sources:
-        raise BadInput(
-            f"the data set {name!r} has neither captions nor pictures, as a program published it: {cache_format} cannot hold it;"
-            f" cs.open({str(reader.layout.root)!r}).dataset({name!r}) reads it",
-            option="name",
-        )
-    return catalog
-
-
-@dataclass(frozen=True, slots=True)
-class _ExportedFile:
-    """A file to write. Two with the same path are one file if they are made from the same."""
-
-    encoder: str
-    path: str
-    made_from: tuple[object, ...]
-    contents: Contents
-    listed: Listed | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class _Export:
     """Writes the files of a data set as another trainer's cache."""
 
-    layout: ExportLayout
-    values: ExportValues
+    files: ExportFiles
     use: TrainerUse
     target: Target
     failures: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
@@ -207,99 +170,27 @@ class _Export:
 
     def write(self) -> Sequence[Mapping[str, str]]:
         """Write all files, and the trainer's own lists of them. Return what failed. Raises BadInput before the first file, WriteFailed."""
-        layout, target = self.layout, self.target
+        layout, target = self.files.layout, self.target
         layout.check()
-        seen: dict[str, tuple[str, tuple[object, ...]]] = {}
-        files = ((sample, file) for row, sample in enumerate(layout.catalog.ids) for file in self._files_of(row))
-        for sample, file in chain(files, self._empty_caption()):
-            first, made_from = seen.setdefault(file.path, (sample, file.made_from))
-            if made_from != file.made_from:
-                apart = f"{layout.format.name} tells the two apart only by this name, so rename one"
-                self._fail(sample, file.encoder, EncodeFailed(f"{file.path} would also be the file of {first!r}: {apart}"))
-            elif first == sample:
-                try:
-                    if target.put(file.path, _encoded(layout.format, file.contents)) and file.listed is not None:
-                        self.listed.append(file.listed)
-                except EncodeFailed as error:
-                    self._fail(sample, file.encoder, error)
+        for (row, _number), file in self.files.each(self.failures):
+            try:
+                contents, variants = file.fill()
+            except (CacheStoreError, OSError) as error:
+                self.failures.append(failure_of(self.files.sample(row), file.encoder, error))
+                continue
+            for column, variant in variants:
+                self.use.count(row, column, variant)
+            try:
+                if target.put(file.path, _encoded(layout.format, contents)) and file.listed is not None:
+                    self.listed.append(file.listed)
+            except EncodeFailed as error:  # its id leads out of the folder
+                self.failures.append(failure_of(self.files.sample(row), file.encoder, error))
         if layout.writing.side_data is not None:
             for path, value in layout.writing.side_data(self.listed, layout.catalog.name, target.folder).items():
                 target.put(path, (json.dumps(value, sort_keys=True, indent=1) + "\n").encode())
-        check_for_reading(self.values.reader.layout)
+        check_for_reading(self.files.values.reader.layout)
         target.close()
         return self.failures
-
-    def _fail(self, sample: str, encoder: str, error: Exception) -> None:
-        self.failures.append({"sample": sample, "encoder": encoder, "reason": str(error)})
-
-    def _files_of(self, row: int) -> Iterator[_ExportedFile]:
-        """Yield the files of a row: of its text and of its picture or clips, or, if the trainer joins them, of each with the row's text."""
-        if not self.layout.writing.is_joined:
-            yield from self._texts(row)
-            yield from self._latents(row)
-            return
-        failed, texts, visuals = len(self.failures), list(self._texts(row)), list(self._latents(row))
-        if not (texts and visuals) and len(self.failures) == failed:
-            lacking = "text" if visuals else "picture or video"
-            self._fail(self.layout.catalog.ids[row], "", EncodeFailed(f"it has no {lacking}, but {self.layout.format.name} trains on both"))
-        for text in texts[:1]:
-            for file in visuals:
-                both = Contents({**file.contents.tensors, **text.contents.tensors}, file.contents.values)
-                yield changed(file, made_from=(*text.made_from, *file.made_from), contents=both)
-
-    def _texts(self, row: int) -> Iterator[_ExportedFile]:
-        """Yield the files of a row's first caption, or of all if a file is named by its caption."""
-        layout, column = self.layout, self.layout.captions
-        if column is None:
-            return
-        for index in range(column.at[row], column.at[row + 1])[: None if layout.writing.text_by == "caption" else 1]:
-            try:
-                key, stored, meta = self.values.entry(column, index)
-                named = self.use.as_read(row, layout.named(row, column, index))
-                path, contents = layout.writing.text(layout.family_of[column.encoder], named, self.values.text(column, stored, meta))
-            except (CacheStoreError, OSError) as error:
-                self._fail(layout.catalog.ids[row], column.encoder, error)
-                continue
-            for tree in layout.text_trees(row):
-                yield _ExportedFile(column.encoder, layout.inside(tree, path), (key, named.caption), contents)
-
-    def _empty_caption(self) -> Iterator[tuple[str, _ExportedFile]]:
-        """Yield the text of the empty caption, if the trainer has a file for it, and the store has it but no sample does."""
-        column, catalog = self.layout.captions, self.layout.catalog
-        if column is None or not self.layout.writing.has_empty_caption or not len(catalog) or "" in catalog.captions:
-            return
-        key = caption_key(column.fingerprint, "")
-        if key not in self.values.reader:
-            return
-        try:
-            text = self.values.text(column, *self.values.stored(key))
-        except (CacheStoreError, OSError) as error:
-            self._fail("", column.encoder, error)
-            return
-        path, contents = self.layout.writing.text(self.layout.family_of[column.encoder], Named(""), text)
-        yield "", _ExportedFile(column.encoder, path, (key,), contents)
-
-    def _latents(self, row: int) -> Iterator[_ExportedFile]:
-        """Yield the files of a row's picture or video, one for each variant or one for all."""
-        layout = self.layout
-        cells = [(column, index) for column in layout.visuals for index in layout.indices(row, column)]
-        is_one_file = layout.writing.resolutions == "one file"
-        for several in [cells] if is_one_file and cells else [[cell] for cell in cells]:
-            column = several[0][0]
-            family = layout.family_of[column.encoder]
-            try:
-                variants, keys = zip(*(self.values.variant(row, *cell) for cell in several), strict=True)
-                path, contents = layout.writing.latents(family, variants)
-            except (CacheStoreError, OSError) as error:
-                self._fail(layout.catalog.ids[row], column.encoder, error)
-                continue
-            for variant, (of_column, _index) in zip(variants, several, strict=True):
-                self.use.count(row, of_column, variant)
-            source, named = layout.source(row), variants[0].named
-            tree = layout.tree_of(source, column)
-            path = layout.inside(tree, path)
-            listed = Listed(path, tree, str(layout.root_of(source) / named.reference), named, family)
-            yield _ExportedFile(column.encoder, path, keys, contents, listed)
 
 
 def _encoded(cache_format: Format, contents: Contents) -> bytes:

@@ -22,9 +22,12 @@ Extra = Literal["flips", "masks", "drawn crops", "own crops", "controls", "video
 class Writing:
     """How the files of a format are named and filled."""
 
-    latents: Callable[[Family, Sequence[ExportVariant]], tuple[str, Contents]]
-    """Makes the file of these variants: (path relative to the folder, contents). Raises EncodeFailed."""
-    text: Callable[[Family, Named, Text], tuple[str, Contents]]
+    latents_path: Callable[[Family, Named], str]
+    """Names the file of a picture's latents, relative to the folder. Raises EncodeFailed if something that the name needs is unknown."""
+    latents: Callable[[Family, Sequence[ExportVariant]], Contents]
+    """Fills the file of these variants. Raises EncodeFailed."""
+    text_path: Callable[[Family, Named], str]
+    text: Callable[[Family, Named, Text], Contents]
     resolutions: Resolutions
     """Where a picture's latents of several resolutions are stored. `a folder within` lies below the trainer's own folders."""
     takes: frozenset[Extra] = frozenset()
@@ -50,6 +53,8 @@ class Writing:
     """Whether the trainer uses only what has both."""
     mixes_shapes: bool = False
     """Whether the trainer puts latents of any shapes into one batch."""
+    takes_info: bool = False
+    """Whether files need what the trainer wrote beside the tensors that were imported from it."""
     text_remark: str = ""
     """What users should know of exported text, in words."""
     settings: Callable[[Sequence[Block]], list[str]] = field(kw_only=True)

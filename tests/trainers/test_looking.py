@@ -18,7 +18,6 @@ from cachestore.trainers.table import load_format
 def test_musubi_makes_batches_of_its_own_buckets():
     assert musubi.stacks(Named("x.png", size=(1600, 1200)), BucketSettings(1024)) == (1184, 880)
     assert musubi.stacks(Named("x.png", size=(600, 480)), BucketSettings(1024, 64, upscales=False)) == (592, 480)
-    assert musubi.stacks(Named("x.png"), BucketSettings(1024)) is None
 
 
 def test_ai_toolkit_finds_latents_of_its_own_resizing_and_crop_alone():

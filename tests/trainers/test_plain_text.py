@@ -51,8 +51,9 @@ def test_text_of_flux2_whose_padding_was_cut_off_is_refused(data, flux2, store):
 @pytest.mark.parametrize(("family", "name", "rows"), [("wan", "attention_masks", 3), ("flux2", "attention_mask", 512)])
 def test_text_that_was_encoded_here_gets_the_tensors_that_simpletuner_writes_itself(family, name, rows):
     text = noise("a caption", shape=(rows, 8), dtype=torch.bfloat16)
-    path, contents = simpletuner.text_file(family_named(family), Named("a.png", "a caption"), Text(to_raw({"prompt_embeds": text})))
-    assert path.endswith(f"-{family}.pt")
+    named = Named("a.png", "a caption")
+    contents = simpletuner.text_file(family_named(family), named, Text(to_raw({"prompt_embeds": text})))
+    assert simpletuner.text_path(family_named(family), named).endswith(f"-{family}.pt")
     made = to_torch({key: (raw[0], raw[1], bytearray(raw[2])) for key, raw in contents.tensors.items()})
     assert equal(made["prompt_embeds"], filled(text))
     assert equal(made[name], filled(text) if family == "wan" else torch.ones(1, 512, dtype=torch.int64))

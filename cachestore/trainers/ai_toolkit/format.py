@@ -161,35 +161,47 @@ def read_text(contents: Contents, family: Family, _location: FileLocation) -> Te
     return taken_apart(family, tensors, _ROWS, "pooled_embed") if plain is None else plain.read(tensors, AI_TOOLKIT)
 
 
-def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return name and contents of a picture's latents file. Raises EncodeFailed if the crop, which the name needs, is unknown."""
-    named, latents = variants[0].named, variants[0].latents
+def latents_path(family: Family, named: Named) -> str:
+    """Return the name of a picture's latents file. Raises EncodeFailed if the crop, which the name needs, is unknown."""
     path = PurePosixPath(named.reference)
-    info: dict[str, Json] = dict(latents.info) if _SPACE in latents.info else {}
+    return str(path.parent / _LATENTS / f"{path.stem}_{hash_of(_latents_info(family, named))}.safetensors")
+
+
+def _latents_info(family: Family, named: Named) -> dict[str, Json]:
+    """Return what is digested for a picture's latents."""
+    info: dict[str, Json] = dict(named.info) if _SPACE in named.info else {}
     if not info:
         if named.resized is None or named.crop is None:
             raise refuse(
                 "it is not known how the picture was scaled and cut, and the name depends on it: encode it here, then export again"
             )
         left, top, right, bottom = named.crop
-        values = (path.name, *named.resized, left, top, right - left, bottom - top)
+        values = (PurePosixPath(named.reference).name, *named.resized, left, top, right - left, bottom - top)
         info = dict(zip(_INFO, (*values, AI_TOOLKIT.written_as(family), _VERSION), strict=True))
-    info |= {_FLIP: True} if variants[0].is_flipped else {}
+    return info | ({_FLIP: True} if named.is_flipped else {})
+
+
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> Contents:
+    """Return the contents of a picture's latents file."""
+    latents, info = variants[0].latents, _latents_info(family, variants[0].named)
     metadata = {name: json.dumps(value) for name, value in info.items()} | {"format": "pt", "software": "{}"}
-    name = str(path.parent / _LATENTS / f"{path.stem}_{hash_of(info)}.safetensors")
-    return name, Contents({"latent": as_picture(family, latents.tensor), **AI_TOOLKIT.own_of(latents.others)}, metadata)
+    return Contents({"latent": as_picture(family, latents.tensor), **AI_TOOLKIT.own_of(latents.others)}, metadata)
 
 
-def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Return name and contents of a picture's text file."""
+def text_path(family: Family, named: Named) -> str:
+    """Return the name of a picture's text file."""
     path = PurePosixPath(named.reference)
     caption = captions_of(named.caption, CaptionSettings())[0] if named.read_as is None else named.read_as
     digest = hash_of(text_info(caption, _spaces(family)[0]))
-    name = str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
+    return str(path.parent / _TEXT / f"{path.stem}_{digest}.safetensors")
+
+
+def text_file(family: Family, _named: Named, text: Text) -> Contents:
+    """Return the contents of a picture's text file."""
     if (plain := _PLAIN.get(family.name)) is not None:
-        return name, Contents(plain.written(text, AI_TOOLKIT))
+        return Contents(plain.written(text, AI_TOOLKIT))
     prompt, pooled = together(family, text.tensors)
-    return name, Contents({_ROWS: batched(prompt), "pooled_embed": batched(pooled), **AI_TOOLKIT.own_of(text.others)})
+    return Contents({_ROWS: batched(prompt), "pooled_embed": batched(pooled), **AI_TOOLKIT.own_of(text.others)})
 
 
 def finds(family: Family, named: Named, settings: BucketSettings) -> bool:
@@ -231,12 +243,15 @@ FORMAT: Final = Format(
     re.compile(r"(^|/)(_latent_cache|_t_e_cache)/[^/]+\.safetensors\Z"),
     Reading(parse_name, match, read_latents, read_text),
     Writing(
+        latents_path,
         latents_file,
+        text_path,
         text_file,
         "one folder",
         frozenset({"flips"}),
         text_by="picture and caption",
         finds=finds,
+        takes_info=True,
         text_remark="with caption_dropout_rate above 0 ai-toolkit encodes the empty caption itself, once for each picture",
         settings=settings,
     ),

@@ -96,24 +96,34 @@ def read_text(contents: Contents, _family: Family, _location: FileLocation) -> T
     return Text({PROMPT: rows(video, int(real[0]), int(real[-1]) + 1)}, {**tensors, _MASK: raw_mask})
 
 
-def latents_file(_family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return path and contents of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
-    named, latents = variants[0].named, variants[0].latents
+def latents_path(_family: Family, named: Named) -> str:
+    """Return the path of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
     check_beginning(named, "ltx")
     if PurePosixPath(named.reference).name.startswith(_OLDER):
         raise refuse(f"ltx does not find text of a file whose name begins with {_OLDER}: rename it, and run `cachestore precompute` again")
+    return f"latents/{stem_of(named.reference)}.pt"
+
+
+def latents_file(_family: Family, variants: Sequence[ExportVariant]) -> Contents:
+    """Return the contents of the file of latents."""
+    named, latents = variants[0].named, variants[0].latents
     tensor = without_batch("latents", latents.tensor, 4)
     sizes = dict(zip(_SIZES, tensor[1][1:], strict=True))
-    stated = latents.info.get("fps")
+    stated = named.info.get("fps")
     if isinstance(stated, int | float) and 0 < stated < 1e6:
         rate = float(stated)
     else:
         rate = named.fps or (_PICTURE_RATE if named.span is None else _UNKNOWN_RATE)
-    return _path("latents", named), Contents({"latents": tensor, **LTX.own_of(latents.others)}, {**sizes, "fps": rate})
+    return Contents({"latents": tensor, **LTX.own_of(latents.others)}, {**sizes, "fps": rate})
 
 
-def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Return path and contents of the text of a picture or video, padded as its file was that was imported, else on the left.
+def text_path(_family: Family, named: Named) -> str:
+    """Return the path of the text of a picture or video."""
+    return f"conditions/{stem_of(named.reference)}.pt"
+
+
+def text_file(_family: Family, _named: Named, text: Text) -> Contents:
+    """Return the contents of the text of a picture or video, padded as its file was that was imported, else on the left.
 
     Raises EncodeFailed if the text has more rows than the trainer's.
     """
@@ -126,7 +136,7 @@ def text_file(_family: Family, named: Named, text: Text) -> tuple[str, Contents]
     if mask is None:
         mask = from_array((np.arange(_ROWS) >= _ROWS - count).astype(np.int64))
     made = _padded(video, mask)
-    return _path("conditions", named), Contents({_VIDEO: made, _MASK: mask, _AUDIO: made if audio is video else _padded(audio, mask)})
+    return Contents({_VIDEO: made, _MASK: mask, _AUDIO: made if audio is video else _padded(audio, mask)})
 
 
 def _padded(raw: Raw, mask: Raw) -> Raw:
@@ -134,10 +144,6 @@ def _padded(raw: Raw, mask: Raw) -> Raw:
     made = np.zeros((len(real), raw[1][1]), as_array(raw).dtype)
     made[real] = as_array(raw)
     return from_array(made, raw[0])
-
-
-def _path(folder: str, named: Named) -> str:
-    return f"{folder}/{stem_of(named.reference)}.pt"
 
 
 def settings(blocks: Sequence[Block]) -> list[str]:
@@ -151,12 +157,15 @@ FORMAT: Final = Format(
     FILES,
     Reading(parse_name, match, read_latents, read_text),
     Writing(
+        latents_path,
         latents_file,
+        text_path,
         text_file,
         "a folder within",
         frozenset({"drawn crops", "own crops", "videos"}),
         needs_text_and_latents=True,
         mixes_shapes=True,
+        takes_info=True,
         settings=settings,
     ),
     has_videos=True,

@@ -138,13 +138,18 @@ def read_text(contents: Contents, family: Family, location: FileLocation) -> Tex
     return Text(made, others, contents.values)
 
 
-def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return name and contents of a latents file. Raises EncodeFailed if a picture's size, which the name needs, is unknown."""
+def latents_path(family: Family, named: Named) -> str:
+    """Return the name of a latents file. Raises EncodeFailed if a picture's size, which the name needs, is unknown."""
+    width, height = _named_size(named)
+    stem = PurePosixPath(named.reference).stem
+    if named.span is not None:
+        stem = f"{stem}_{named.span.start:05d}-{named.span.frames:03d}"
+    return f"{stem}_{width:04d}x{height:04d}_{MUSUBI.written_as(family)}.safetensors"
+
+
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> Contents:
+    """Return the contents of a latents file. Raises EncodeFailed if the family needs a control image, or takes only one."""
     named, latents = variants[0].named, variants[0].latents
-    if (size := _named_size(named)) is None:
-        raise refuse(
-            "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
-        )
     made = {
         _key(family, "latents_", latents.tensor): latents.tensor,
         **MUSUBI.own_of(latents.others),
@@ -155,18 +160,20 @@ def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str
             f"musubi-tuner's {MUSUBI.written_as(family)} is FLUX.1 Kontext, which is also trained on latents of control images,"
             " but this sample has none: precompute the source with a column `control`"
         )
-    width, height = size
+    width, height = _named_size(named)
     metadata = {"architecture": MUSUBI.cached[family.name].names[1], "width": f"{width}", "height": f"{height}", "format_version": _VERSION}
-    stem = PurePosixPath(named.reference).stem
-    if named.span is not None:
-        stem = f"{stem}_{named.span.start:05d}-{named.span.frames:03d}"
-        metadata["frame_count"] = f"{named.span.frames}"
-    return f"{stem}_{width:04d}x{height:04d}_{MUSUBI.written_as(family)}.safetensors", Contents(made, metadata)
+    metadata |= {} if named.span is None else {"frame_count": f"{named.span.frames}"}
+    return Contents(made, metadata)
 
 
-def _named_size(named: Named) -> tuple[int, int] | None:
+def _named_size(named: Named) -> tuple[int, int]:
     """Return the size in a file's name: the picture's own, or the bucket of a clip, as its frames are resized first."""
-    return named.size if named.span is None else named.bucket
+    size = named.size if named.span is None else named.bucket
+    if size is None:
+        raise refuse(
+            "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
+        )
+    return size
 
 
 def _key(family: Family, prefix: str, raw: Raw) -> str:
@@ -185,22 +192,24 @@ def _controls(family: Family, controls: Sequence[Raw]) -> dict[str, Raw]:
     }
 
 
-def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Return name and contents of a picture's text file."""
+def text_path(family: Family, named: Named) -> str:
+    """Return the name of a picture's text file."""
+    return f"{PurePosixPath(named.reference).stem}_{MUSUBI.written_as(family)}_te.safetensors"
+
+
+def text_file(family: Family, named: Named, text: Text) -> Contents:
+    """Return the contents of a picture's text file."""
     made = {f"{key}_{dtype_name(text.tensors[name][0])}": text.tensors[name] for key, name in _TEXTS[family.name].items()}
     if family.name == "hunyuanvideo":
         key, count = f"llm_{dtype_name(text.tensors[PROMPT][0])}", text.tensors[PROMPT][1][0]
         made |= {key: padded(made[key], _PADDED_TO), _MASK: from_array((np.arange(_PADDED_TO) < count).astype(np.int64))}
     metadata = {"architecture": MUSUBI.cached[family.name].names[1], "caption1": named.caption, "format_version": _VERSION}
-    path = f"{PurePosixPath(named.reference).stem}_{MUSUBI.written_as(family)}_te.safetensors"
-    return path, Contents({**made, **MUSUBI.own_of(text.others)}, metadata)
+    return Contents({**made, **MUSUBI.own_of(text.others)}, metadata)
 
 
 def stacks(named: Named, settings: BucketSettings) -> Hashable:
-    """Return musubi-tuner's own bucket, by which it makes batches, with a clip's frames; None if the picture's own size is unknown."""
-    if (size := _named_size(named)) is None:
-        return None
-    bucket = RULES["musubi"].bucket(Size(*size), settings._replace(step=_STEP))
+    """Return musubi-tuner's own bucket, by which it makes batches, with a clip's frames."""
+    bucket = RULES["musubi"].bucket(Size(*_named_size(named)), settings._replace(step=_STEP))
     return bucket if named.span is None else (*bucket, named.span.frames)
 
 
@@ -223,7 +232,9 @@ FORMAT: Final = Format(
     re.compile(r"\.safetensors\Z"),
     Reading(parse_name, match, read_latents, read_text),
     Writing(
+        latents_path,
         latents_file,
+        text_path,
         text_file,
         "a folder each",
         frozenset({"drawn crops", "controls", "videos"}),

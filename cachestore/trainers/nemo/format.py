@@ -39,17 +39,21 @@ _PLAIN: Final[Mapping[str, Plain]] = {"wan": Plain("text_embeddings", rows=226, 
 _SHARD: Final = 10_000
 
 
-def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return name and contents of a file, without its text. Raises EncodeFailed if the crop, which the trainer reads, is unknown."""
-    named, raw = variants[0].named, variants[0].latents.tensor
+def latents_path(family: Family, named: Named) -> str:
+    """Return the name of a file. Raises EncodeFailed if the crop, which the trainer reads, is unknown."""
     if named.size is None or named.bucket is None or named.crop is None:
         raise refuse("it is not known how the picture was scaled and cut, which the trainer reads: encode it here, then export again")
     made = repr((named.reference, named.caption, named.resized, named.crop, named.span)).encode("utf-8", "surrogatepass")
     path = f"{named.bucket[0]}x{named.bucket[1]}/{hashlib.md5(made, usedforsecurity=False).hexdigest()}"
+    return f"{path}.meta" if family.name in _VIDEO else f"{path}.pt"
+
+
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> Contents:
+    """Return the contents of a file, without its text."""
+    named, raw = variants[0].named, variants[0].latents.tensor
+    assert named.crop is not None
     values = {**_facts(family, named, named.reference), "crop_offset": [*named.crop[:2]]}
-    if family.name in _VIDEO:
-        return f"{path}.meta", Contents({"video_latents": batched(raw)}, values)
-    return f"{path}.pt", Contents({"latent": as_picture(family, raw)}, values)
+    return Contents({"video_latents": batched(raw)} if family.name in _VIDEO else {"latent": as_picture(family, raw)}, values)
 
 
 def _facts(family: Family, named: Named, source: str) -> dict[str, Json]:
@@ -63,12 +67,17 @@ def _facts(family: Family, named: Named, source: str) -> dict[str, Json]:
     return {**made, "image_path": source}
 
 
-def text_file(family: Family, _named: Named, text: Text) -> tuple[str, Contents]:
-    """Return the tensors of a file's text; its name is that of the latents."""
+def text_path(_family: Family, _named: Named) -> str:
+    """Return nothing: the text lies in the file of the latents."""
+    return ""
+
+
+def text_file(family: Family, _named: Named, text: Text) -> Contents:
+    """Return the tensors of a file's text."""
     own = _PLAIN.get(family.name)
     if own is not None:
-        return "", Contents(own.written(text, NEMO))
-    return "", Contents({name: batched(text.tensors[name]) for name in (PROMPT, POOLED) if name in text.tensors})
+        return Contents(own.written(text, NEMO))
+    return Contents({name: batched(text.tensors[name]) for name in (PROMPT, POOLED) if name in text.tensors})
 
 
 def stacks(named: Named, _settings: BucketSettings) -> tuple[int, int] | None:
@@ -102,7 +111,9 @@ FORMAT: Final = Format(
     re.compile(r"\.(pt|meta)\Z"),
     reads=None,
     writing=Writing(
+        latents_path,
         latents_file,
+        text_path,
         text_file,
         "one folder",
         frozenset({"drawn crops", "own crops", "videos"}),

@@ -155,31 +155,36 @@ def _rows(raw: Raw) -> Raw:
     return without_batch("its embedding", raw, 2)
 
 
-def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return name and contents of a picture's latents file, with all resolutions.
-
-    Raises EncodeFailed if the picture's size, which the name needs, is unknown, or if two variants have one bucket but differ.
-    """
-    named = variants[0].named
+def latents_path(family: Family, named: Named) -> str:
+    """Return the name of a picture's latents file. Raises EncodeFailed if the picture's size, which the name needs, is unknown."""
     if named.size is None:
         raise refuse(
             "the size of the original picture is not known, and the file's name needs it: encode the picture here, then export again"
         )
+    return f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{SD_SCRIPTS.written_as(family)}.npz"
+
+
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> Contents:
+    """Return the contents of a picture's latents file, with all resolutions.
+
+    Raises EncodeFailed if two variants have one bucket but differ.
+    """
+    size = variants[0].named.size
+    assert size is not None
     made: dict[str, Raw] = {}
     for variant in variants:
-        for name, raw in _arrays_of(family, variant, named.size).items():
+        for name, raw in _arrays_of(family, variant, size).items():
             if made.setdefault(name, raw) != raw:
                 one = option("resolution_only")
                 raise refuse(f"two resolutions share the bucket of {name}, but have different values: pass {one} with one of them")
-    path = f"{stem_of(named.reference)}_{named.size[0]:04d}x{named.size[1]:04d}_{SD_SCRIPTS.written_as(family)}.npz"
-    return path, Contents(made)
+    return Contents(made)
 
 
 def _arrays_of(family: Family, variant: ExportVariant, size: tuple[int, int]) -> dict[str, Raw]:
     """Return the arrays of one variant. Names for other resolutions, which an imported file had, do not change."""
     height, width = variant.latents.tensor[1][-2:]
     suffix = "" if family.name in BARE else f"_{height}x{width}"
-    if variant.is_flipped:
+    if variant.named.is_flipped:
         return {f"latents_flipped{suffix}": variant.latents.tensor}
     made = {
         "latents": variant.latents.tensor,
@@ -226,8 +231,13 @@ def finds(_family: Family, named: Named, settings: BucketSettings) -> bool:
     return named.bucket == RULES["sd-scripts"].bucket(Size(*named.size), settings)
 
 
-def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Return name and contents of a picture's text file. Masks and flags are those of an imported file, or of an encoder without masks."""
+def text_path(family: Family, named: Named) -> str:
+    """Return the name of a picture's text file."""
+    return stem_of(named.reference) + _TEXT[family.name]
+
+
+def text_file(family: Family, named: Named, text: Text) -> Contents:
+    """Return the contents of a picture's text file. Masks and flags are those of an imported file, or of an encoder without masks."""
     no = from_array(np.array(False))  # noqa: FBT003 - a value, not a flag
     match family.name:
         case "sdxl":
@@ -244,7 +254,7 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
             ids = from_array(np.zeros((rows[1][0], 3), np.float32))
             made = {"l_pooled": text.tensors[POOLED], "t5_out": rows, "txt_ids": ids}
             made |= {"t5_attn_mask": mask_of(text, rows[1][0], named.tokens), "apply_t5_attn_mask": no}
-    return stem_of(named.reference) + _TEXT[family.name], Contents({**made, **SD_SCRIPTS.own_of(text.others)})
+    return Contents({**made, **SD_SCRIPTS.own_of(text.others)})
 
 
 def settings(blocks: Sequence[Block]) -> list[str]:
@@ -278,7 +288,9 @@ FORMAT: Final = Format(
     re.compile(r"\.npz\Z"),
     Reading(parse_name, match, read_latents, read_text),
     Writing(
+        latents_path,
         latents_file,
+        text_path,
         text_file,
         "one file",
         frozenset({"flips", "masks", "drawn crops", "own crops"}),

@@ -250,18 +250,26 @@ def read_text(contents: Contents, family: Family, _location: FileLocation) -> Te
     return text
 
 
-def latents_file(family: Family, variants: Sequence[ExportVariant]) -> tuple[str, Contents]:
-    """Return name and contents of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
-    check_beginning(variants[0].named, "SimpleTuner")
-    return f"{_BOTH}{latents_name(variants[0].named.reference)}", Contents({_WHOLE: as_picture(family, variants[0].latents.tensor)})
+def latents_path(_family: Family, named: Named) -> str:
+    """Return the name of the latents of a picture or video. Raises EncodeFailed for a clip that is not the video's beginning."""
+    check_beginning(named, "SimpleTuner")
+    return f"{_BOTH}{latents_name(named.reference)}"
 
 
-def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
-    """Return name and contents of a caption's text file."""
-    caption = named.caption if named.read_as is None else named.read_as
-    path = f"text/{_md5(caption)}-{SIMPLETUNER.written_as(family)}.pt"
+def latents_file(family: Family, variants: Sequence[ExportVariant]) -> Contents:
+    """Return the contents of the file of latents."""
+    return Contents({_WHOLE: as_picture(family, variants[0].latents.tensor)})
+
+
+def text_path(family: Family, named: Named) -> str:
+    """Return the name of a caption's text file."""
+    return f"text/{_md5(named.caption if named.read_as is None else named.read_as)}-{SIMPLETUNER.written_as(family)}.pt"
+
+
+def text_file(family: Family, named: Named, text: Text) -> Contents:
+    """Return the contents of a caption's text file."""
     if family.name in _PLAIN:
-        return path, Contents(_PLAIN[family.name].written(text, SIMPLETUNER))
+        return Contents(_PLAIN[family.name].written(text, SIMPLETUNER))
     masks = SIMPLETUNER.own_of(text.others)
     prompt, pooled = together(family, text.tensors)
     made = {PROMPT: batched(prompt), POOLED: pooled}
@@ -269,7 +277,7 @@ def text_file(family: Family, named: Named, text: Text) -> tuple[str, Contents]:
         length = prompt[1][0]
         made[_TIME_IDS] = from_array(np.zeros((1, length, 3), np.float32))
         made[_MASKS] = masks[_MASKS] if _MASKS in masks else batched(mask_of(text, length, named.tokens))
-    return path, Contents(made)
+    return Contents(made)
 
 
 def stacks(named: Named, _settings: BucketSettings) -> str | None:
@@ -341,7 +349,9 @@ FORMAT: Final = Format(
     re.compile(r"\.pt\Z"),
     Reading(parse_name, match, read_latents, read_text),
     Writing(
+        latents_path,
         latents_file,
+        text_path,
         text_file,
         "a folder each",
         frozenset({"drawn crops", "own crops", "videos"}),

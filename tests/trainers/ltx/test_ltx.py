@@ -155,9 +155,8 @@ def text_here(rows, **others) -> Text:
 
 
 def test_text_that_was_encoded_here_is_padded_on_the_left_to_the_rows_of_the_trainer():
-    path, contents = ltx.text_file(FAMILY, Named("a/dog.b.png"), text := text_here(3))
-    made = read_back(contents)
-    assert path == "conditions/a/dog.b.pt"
+    made = read_back(ltx.text_file(FAMILY, named := Named("a/dog.b.png"), text := text_here(3)))
+    assert ltx.text_path(FAMILY, named) == "conditions/a/dog.b.pt"
     assert equal(made["video_prompt_embeds"][-3:], to_torch(text.tensors)["prompt_embeds"])
     assert not made["video_prompt_embeds"][:-3].any()
     assert made["prompt_attention_mask"].tolist() == [0] * 1021 + [1] * 3
@@ -166,7 +165,7 @@ def test_text_that_was_encoded_here_is_padded_on_the_left_to_the_rows_of_the_tra
 
 def test_text_of_ltx_2_3_has_rows_of_its_own_for_sound():
     sound = noise("sound", shape=(3, 2), dtype=torch.bfloat16)
-    made = read_back(ltx.text_file(FAMILY, Named("dog.png"), text_here(3, audio_prompt_embeds=sound))[1])
+    made = read_back(ltx.text_file(FAMILY, Named("dog.png"), text_here(3, audio_prompt_embeds=sound)))
     assert equal(made["audio_prompt_embeds"][-3:], sound)
     assert [len(made[name]) for name in made] == [1024] * 3
 
@@ -177,8 +176,8 @@ def test_text_with_more_rows_than_the_trainer_takes_is_refused():
 
 
 def variant(reference="dog.mp4", info=None, **named):
-    latents = Latents(to_raw({"": torch.zeros(128, 2, 3, 4)})[""], is_scaled=True, kind="mean", info=info or {})
-    return [ExportVariant(Named(reference, **named), latents)]
+    latents = Latents(to_raw({"": torch.zeros(128, 2, 3, 4)})[""], is_scaled=True, kind="mean")
+    return [ExportVariant(Named(reference, info=info or {}, **named), latents)]
 
 
 @pytest.mark.parametrize(
@@ -193,9 +192,8 @@ def variant(reference="dog.mp4", info=None, **named):
     ],
 )
 def test_latents_are_written_with_their_sizes_and_their_rate(of, fps):
-    path, contents = ltx.latents_file(FAMILY, variant(**of))
-    made = read_back(contents)
-    assert (path, made.pop("latents").shape) == ("latents/dog.pt", (128, 2, 3, 4))
+    made = read_back(ltx.latents_file(FAMILY, variant(**of)))
+    assert (ltx.latents_path(FAMILY, variant(**of)[0].named), made.pop("latents").shape) == ("latents/dog.pt", (128, 2, 3, 4))
     assert made == {"num_frames": 2, "height": 3, "width": 4, "fps": fps}
 
 
@@ -204,7 +202,7 @@ def test_latents_are_written_with_their_sizes_and_their_rate(of, fps):
 )
 def test_what_the_trainer_would_not_load_as_it_is_fails(of):
     with pytest.raises(EncodeFailed):
-        ltx.latents_file(FAMILY, variant(**of))
+        ltx.latents_path(FAMILY, variant(**of)[0].named)
 
 
 def test_latents_of_the_older_ltx_video_are_not_taken_for_those_of_ltx_2():

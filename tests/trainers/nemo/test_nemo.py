@@ -83,7 +83,10 @@ def test_a_sample_without_text_fails_and_is_not_in_the_list(data, store, out):
 def test_clips_of_wan_are_grouped_by_bucket_alone_and_their_text_has_226_rows():
     wan, (raw,) = family_named("wan"), to_raw({"latents": noise("clip", shape=(16, 3, 4, 6))}).values()
     named = Named("a.mp4", "a caption", (100, 80), (48, 32), ClipFrames(0, 9), resized=(48, 39), crop=(0, 3, 48, 35))
-    path, contents = nemo.latents_file(wan, [ExportVariant(named, Latents(raw, is_scaled=True, kind="mean"))])
+    path, contents = (
+        nemo.latents_path(wan, named),
+        nemo.latents_file(wan, [ExportVariant(named, Latents(raw, is_scaled=True, kind="mean"))]),
+    )
     assert path.startswith("48x32/")
     assert path.endswith(".meta")
     assert contents.tensors["video_latents"][1] == (1, 16, 3, 4, 6)
@@ -94,4 +97,4 @@ def test_clips_of_wan_are_grouped_by_bucket_alone_and_their_text_has_226_rows():
             with pytest.raises(EncodeFailed):
                 nemo.text_file(wan, named, text)
         else:
-            assert nemo.text_file(wan, named, text)[1].tensors["text_embeddings"][1] == (1, 226, 8)
+            assert nemo.text_file(wan, named, text).tensors["text_embeddings"][1] == (1, 226, 8)

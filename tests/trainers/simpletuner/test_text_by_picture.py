@@ -63,9 +63,7 @@ def test_rows_of_padding_are_no_text_and_come_back_in_an_export():
     contents = text([1, 1, 0], [[1, 2], [3, 4], [0, 0]])
     read = simpletuner.read_text(contents, QWEN, FileLocation("x.pt"))
     assert read.tensors["prompt_embeds"] == from_array(np.asarray([[1, 2], [3, 4]], np.float32))
-    _path, written = simpletuner.text_file(
-        QWEN, Named("1.png"), type(read)(read.tensors, {f"simpletuner.{k}": v for k, v in read.others.items()})
-    )
+    written = simpletuner.text_file(QWEN, Named("1.png"), type(read)(read.tensors, {f"simpletuner.{k}": v for k, v in read.others.items()}))
     assert written.tensors == contents.tensors
 
 
