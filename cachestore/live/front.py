@@ -20,7 +20,6 @@ from cachestore.core.ranks import ARRAY, discover
 from cachestore.files.paths import encode_name
 from cachestore.live.adapter import USAGE, Refused
 from cachestore.live.arming import ADAPTERS, Setting, arm, home_of, load_adapter, warnings
-from cachestore.store.write.writer import open_store
 
 _CONFIG: Final = (".toml", ".yaml", ".yml", ".json")
 
@@ -99,7 +98,11 @@ def _setting(chosen: argparse.Namespace) -> Setting:
     data_set = chosen.name if chosen.name is not None else f"{chosen.trainer}/{adapter.data_set or name_of(stem, chosen.arguments)}"
     encode_name(data_set)
     store = str(Path(chosen.store).absolute())
-    generation = open_store(store).dataset(chosen.read).generation if chosen.read else None  # all processes of this one read the same
+    generation = None
+    if chosen.read:
+        from cachestore.store.write.writer import open_store
+
+        generation = open_store(store).dataset(chosen.read).generation  # all processes of this one read the same
     return Setting(name, store, data_set, chosen.read or "", generation, home_of(name))
 
 
