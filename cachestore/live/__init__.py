@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cachestore.live.facts import ids_of as ids_of
     from cachestore.live.facts import precision as precision
     from cachestore.live.facts import settings as settings
-    from cachestore.live.items import key_of as key_of
     from cachestore.live.named_files import NamedFiles as NamedFiles
     from cachestore.live.names import ValueName as ValueName
     from cachestore.live.npz import drop as drop
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from cachestore.live.npz import take as take
     from cachestore.live.npz import test_first as test_first
     from cachestore.live.npz import test_made_up as test_made_up
+    from cachestore.live.packing import key_of as key_of
     from cachestore.live.packing import pack as pack
     from cachestore.live.packing import unpack as unpack
     from cachestore.live.read_only import ReadOnlyFiles as ReadOnlyFiles
@@ -43,11 +43,10 @@ _NAMES = {
     "arming": "carry",
     "by_name": "ByName",
     "facts": "Shown digests fingerprint ids_of precision settings",
-    "items": "key_of",
     "named_files": "NamedFiles",
     "names": "ValueName",
     "npz": "drop is_held numpy_for_names take test_first test_made_up",
-    "packing": "pack unpack",
+    "packing": "key_of pack unpack",
     "read_only": "ReadOnlyFiles",
     "run": "current",
     "self_test": "called_once check_among check_same round_trip",

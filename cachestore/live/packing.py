@@ -1,22 +1,26 @@
-"""Any value that a trainer caches, as named arrays: tensors in lists, tuples and mappings, with numbers and texts beside them."""
+"""Any value that a trainer caches, as named tensors: tensors, arrays, texts and numbers in lists, tuples and mappings."""
 
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cachestore.core.keys import Json
+from cachestore.core.keys import Json, Key, key
 from cachestore.live.adapter import refuse
 
 SHAPE: Final = "shape"
-"""The name of the array that says how the tensors belong together: JSON as bytes."""
+"""The name of the tensor that says how the others belong together: JSON as bytes."""
 
 
 def pack(value: Any) -> dict[str, Any]:
-    """Return a value as tensors by name, on the CPU. What no store can hold ends the run with exit code 2 (Refused)."""
+    """Return a value as tensors by name, on the CPU; `unpack` makes the value of them, with numbers to the bit.
+
+    Tensors, numpy arrays, None, bool, int, float, str, and lists, tuples and mappings with texts as keys, of them. Anything else ends the
+    run with exit code 2 (Refused).
+    """
     import torch
 
     tensors: dict[str, Any] = {}
-    shape = _shape_of(value, "value", tensors)
+    shape = _shape_of(value, "the value", tensors)
     tensors[SHAPE] = torch.frombuffer(bytearray(json.dumps(shape).encode()), dtype=torch.uint8)
     return tensors
 
@@ -26,36 +30,50 @@ def unpack(tensors: Mapping[str, Any]) -> Any:
     return _made_of(json.loads(bytes(tensors[SHAPE].numpy())), tensors)
 
 
+def key_of(*what: str, tensors: Mapping[str, Any]) -> Key:
+    """Return the key of what `pack` returned, and of texts that say what it is: equal values have equal keys."""
+    import torch
+
+    parts: list[str | bytes] = []
+    for name, tensor in sorted(tensors.items()):
+        parts += [name, str(tensor.dtype), str(list(tensor.shape)), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()]
+    return key(*what, *parts)
+
+
 def _shape_of(value: Any, where: str, tensors: dict[str, Any]) -> Json:
     import numpy as np
     import torch
 
     given: Any = value
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"is": value}
     if isinstance(value, torch.Tensor | np.ndarray):
+        name = str(len(tensors))
         tensor: Any = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(given)
-        tensors[where] = tensor.to("cpu", copy=True).contiguous()
-        return {"array" if isinstance(value, np.ndarray) else "tensor": where}
-    if isinstance(value, list | tuple):
-        parts = [_shape_of(one, f"{where}.{number}", tensors) for number, one in enumerate(given)]
-        return {"list" if isinstance(value, list) else "tuple": parts}
-    if isinstance(value, Mapping) and all(isinstance(name, str) for name in given):
-        return {"dict": {name: _shape_of(one, f"{where}.{name.replace('/', '.')}", tensors) for name, one in given.items()}}
+        tensors[name] = tensor.to("cpu", copy=True).contiguous()
+        return ["array" if isinstance(value, np.ndarray) else "tensor", name]
+    if type(given) is float:
+        return ["float", given.hex()]  # JSON has neither infinity nor not-a-number
+    if given is None or type(given) in {bool, int, str}:
+        return ["value", given]
+    if type(given) in {list, tuple}:
+        return [type(given).__name__, [_shape_of(one, f"{where}[{number}]", tensors) for number, one in enumerate(given)]]
+    if isinstance(given, Mapping) and all(type(name) is str for name in given):
+        return ["dict", [[name, _shape_of(one, f"{where}[{name!r}]", tensors)] for name, one in given.items()]]
     return refuse(f"the trainer caches a {type(given).__module__}.{type(given).__qualname__} ({where}), which cannot be stored")
 
 
-def _made_of(shape: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
-    [(kind, of)] = shape.items()
+def _made_of(shape: Any, tensors: Mapping[str, Any]) -> Any:
+    kind, of = shape
     match kind:
-        case "is":
-            return of
         case "tensor":
             return tensors[of]
         case "array":
             return tensors[of].numpy()
+        case "float":
+            return float.fromhex(of)
+        case "value":
+            return of
         case "dict":
-            return {name: _made_of(one, tensors) for name, one in of.items()}
+            return {name: _made_of(one, tensors) for name, one in of}
         case _:
             parts = [_made_of(one, tensors) for one in of]
             return tuple(parts) if kind == "tuple" else parts

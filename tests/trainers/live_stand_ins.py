@@ -62,7 +62,7 @@ def armed_here(monkeypatch, folder, module, sources):
         setting = arming.Setting(module, str(folder / "store"), NAME)
         patch.setattr(arming, "_armed", [(setting, adapter.adapter)])
         patch.setattr(run, "_runs", [])
-        patch.setattr(sys, "meta_path", [arming._Hook(adapter.adapter), *sys.meta_path])
+        patch.setattr(sys, "meta_path", [arming._Hook(adapter.adapter, says=False), *sys.meta_path])
         armed = Armed(adapter, folder / "store", hooks)
         armed.plug()
         try:

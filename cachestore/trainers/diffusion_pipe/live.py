@@ -50,8 +50,7 @@ class _Cache:
         return len(self.items)
 
     def __getitem__(self, idx: int) -> Any:
-        key, reader = self.items[idx], live.current().reader
-        return live.unpack(reader.describe(key).meta["item"], reader.get(key))
+        return live.unpack(live.current().reader.get(self.items[idx]))
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"session": None}
@@ -61,9 +60,9 @@ class _Cache:
             self.clear()
         if self.session is None:
             self.session, self.due = live.current().store.session(self.name), time.monotonic() + _FLUSH_SECONDS
-        form, tensors = live.pack(item)
-        key = live.key_of("diffusion-pipe", form=form, tensors=tensors)
-        self.session.put(key, tensors, {"item": form})
+        tensors = live.pack(item)
+        key = live.key_of("diffusion-pipe", tensors=tensors)
+        self.session.put(key, tensors)
         self.session.set(self._id(len(self.items)), item=key)
         self.items.append(key)
         _encoded[self.part].add(not _self_test.is_running)
