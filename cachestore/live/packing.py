@@ -56,7 +56,7 @@ def _shape_of(value: Any, where: str, tensors: dict[str, Any]) -> Json:
         return ["value", given]
     if type(given) in {list, tuple}:
         return [type(given).__name__, [_shape_of(one, f"{where}[{number}]", tensors) for number, one in enumerate(given)]]
-    if isinstance(given, Mapping) and all(type(name) is str for name in given):
+    if isinstance(value, Mapping) and all(type(name) is str for name in given):
         return ["dict", [[name, _shape_of(one, f"{where}[{name!r}]", tensors)] for name, one in given.items()]]
     return refuse(f"the trainer caches a {type(given).__module__}.{type(given).__qualname__} ({where}), which cannot be stored")
 
