@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
+    from cachestore.live.arming import carry as carry
     from cachestore.live.facts import fingerprint as fingerprint
     from cachestore.live.facts import settings as settings
     from cachestore.live.names import ValueName as ValueName
     from cachestore.live.run import current as current
     from cachestore.live.self_test import check_same as check_same
 
-_NAMES = {"adapter": "Adapter Refused", "facts": "fingerprint settings", "names": "ValueName", "run": "current", "self_test": "check_same"}
+_NAMES = {
+    "adapter": "Adapter Refused",
+    "arming": "carry",
+    "facts": "fingerprint settings",
+    "names": "ValueName",
+    "run": "current",
+    "self_test": "check_same",
+}
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll] - one list

@@ -61,9 +61,12 @@ class Adapter:
         ...  # `own` is the trainer's function
     """
 
-    def __init__(self, name: str, *, tested: Mapping[str, Collection[str]] | None = None) -> None:
-        """`tested`: by module, the first 12 digits of the SHA-256 of its source in the checkouts that the adapter was tested with."""
-        self.name = name
+    def __init__(self, name: str, *, tested: Mapping[str, Collection[str]] | None = None, data_set: str = "") -> None:
+        """`tested`: by module, the first 12 digits of the SHA-256 of its source in the checkouts that the adapter was tested with.
+
+        `data_set`: what stands for the configuration's name in the name of the data set, if all configurations share their values.
+        """
+        self.name, self.data_set = name, data_set
         self.tested = dict(tested or {})
         self.points: list[PlugPoint] = []
         self.plugged: set[str] = set()
@@ -102,6 +105,10 @@ class Adapter:
     def concerns(self, module: str) -> bool:
         """Whether a module has plug points."""
         return module in self._names or any(fnmatchcase(module, pattern) for pattern in self._patterns)
+
+    def needs(self, module: str) -> bool:
+        """Whether a module has plug points that it must not lack."""
+        return any(fnmatchcase(module, point.module) and not point.is_optional for point in self.points)
 
     def may_concern(self, module: str) -> bool:
         """Whether a module's last name is that of one with plug points. It is asked for every module that the process imports."""

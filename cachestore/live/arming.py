@@ -8,8 +8,9 @@ read. Environment variables are not used: launchers drop them, and they would ar
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -106,14 +107,23 @@ def arm(setting: Setting, *, is_first: bool = True) -> None:
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and adapter.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
             adapter.plug_into(module)
-    own = spawn.get_preparation_data
-
-    def prepared(name: str) -> dict[str, Any]:
-        return {"sys.path": _Paths(), "cachestore.live": setting, **own(name)}
-
-    spawn.get_preparation_data = prepared
+    spawn.get_preparation_data = carry(spawn.get_preparation_data)
     # A fork server would run the main script before anything arms it.
     multiprocessing.set_forkserver_preload([])
+
+
+def carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return `get_preparation_data` of `multiprocessing.spawn`, or of a library like it, such that who reads its result is armed.
+
+    adapter.change("multiprocess.spawn", "get_preparation_data")(live.carry)
+    """
+
+    @wraps(own)
+    def prepared(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        # First of all, so that it is also unpickled first.
+        return {"sys.path": _Paths(), "cachestore.live": armed(), **own(*args, **kwargs)}
+
+    return prepared
 
 
 def warnings() -> list[str]:
@@ -153,6 +163,8 @@ class _Hook(MetaPathFinder):
         if not self.adapter.concerns(fullname):
             return spec
         if not isinstance(loader, SourceFileLoader):
+            if not self.adapter.needs(fullname):
+                return spec
             refuse(f"{fullname} is loaded by a {type(loader).__name__}, and plug points are put into plain .py files alone")
         execute = loader.exec_module  # of this loader alone: each module has its own
 
