@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from cachestore.core.words import did_you_mean
+from cachestore.files.opening import read_foreign
 
 USAGE: Final = 2
 DIGITS: Final = 12
@@ -146,7 +147,7 @@ class Adapter:
         known, file = self.tested.get(module.__name__), getattr(module, "__file__", None)
         if not known or not file:
             return None
-        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:DIGITS]
+        digest = hashlib.sha256(read_foreign(Path(file))).hexdigest()[:DIGITS]
         return None if digest in known else digest
 
 
