@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import cachestore as cs
+from cachestore import live
 from cachestore.core.errors import CacheStoreError
 from tests import fakes
 from tests.fakes import asks_for, encode, tells_of
@@ -147,6 +148,16 @@ def test_every_public_name_can_be_called_twice_and_leaves_no_thread_and_no_open_
     first = {name: call(name) for name in ("open", "precompute", *cs.__all__)}
     assert first == {name: call(name) for name in reversed(cs.__all__)}
     assert {name: some for name, some in left.items() if some} == {}
+
+
+@pytest.mark.torch
+def test_every_name_for_adapters_is_found_and_documented():
+    assert {"Adapter", "Refused", "ValueName", "check_same", "current", "fingerprint", "settings"} <= set(live.__all__)
+    assert all(getattr(live, name) is getattr(live, name) and getattr(live, name).__doc__ for name in live.__all__)
+    page = (Path(__file__).resolve().parent.parent / "docs/reference.md").read_text(encoding="utf-8")
+    assert [name for name in live.__all__ if f"::: cachestore.live.{name}\n" not in page] == []
+    with pytest.raises(AttributeError):
+        _ = live.nothing
 
 
 @pytest.mark.torch

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from cachestore.core.words import did_you_mean
+from cachestore.files.opening import read_foreign
 
 USAGE: Final = 2
 DIGITS: Final = 12
@@ -106,6 +107,10 @@ class Adapter:
         """Whether a module has plug points."""
         return module in self._names or any(fnmatchcase(module, pattern) for pattern in self._patterns)
 
+    def needs(self, module: str) -> bool:
+        """Whether a module has plug points that it must not lack."""
+        return any(fnmatchcase(module, point.module) and not point.is_optional for point in self.points)
+
     def may_concern(self, module: str) -> bool:
         """Whether a module's last name is that of one with plug points. It is asked for every module that the process imports."""
         last = module.rpartition(".")[2]
@@ -128,10 +133,6 @@ class Adapter:
         path = PurePath(file).with_suffix("").as_posix().removesuffix("/__init__")
         return [pattern for pattern in (*self._names, *self._patterns) if fnmatchcase(path, f"*/{pattern.replace('.', '/')}")]
 
-    def needs(self, module: str) -> bool:
-        """Whether a module has plug points that it must not lack."""
-        return any(fnmatchcase(module, point.module) and not point.is_optional for point in self.points)
-
     def plug_into(self, module: ModuleType) -> None:
         """Put in what this adapter replaces in a module. Raises Refused, naming the plug point that is not as it should be."""
         for point in self.points:
@@ -146,7 +147,7 @@ class Adapter:
         known, file = self.tested.get(module.__name__), getattr(module, "__file__", None)
         if not known or not file:
             return None
-        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:DIGITS]
+        digest = hashlib.sha256(read_foreign(Path(file))).hexdigest()[:DIGITS]
         return None if digest in known else digest
 
 
@@ -197,7 +198,7 @@ def _holder(module: ModuleType, point: PlugPoint) -> tuple[Any, str]:
     holder: Any = module
     for part in path:
         holder = _own(holder, part)
-        if not isinstance(holder, type | ModuleType):
+        if not isinstance(holder, type):
             return _MISSING, last
     return holder, last
 

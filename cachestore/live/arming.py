@@ -8,8 +8,9 @@ read. Environment variables are not used: launchers drop them, and they would ar
 import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -106,14 +107,23 @@ def arm(setting: Setting, *, is_first: bool = True) -> None:
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and adapter.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
             adapter.plug_into(module)
-    own = spawn.get_preparation_data
-
-    def prepared(name: str) -> dict[str, Any]:
-        return {"sys.path": _Paths(), "cachestore.live": setting, **own(name)}
-
-    spawn.get_preparation_data = prepared
+    spawn.get_preparation_data = carry(spawn.get_preparation_data)
     # A fork server would run the main script before anything arms it.
     multiprocessing.set_forkserver_preload([])
+
+
+def carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return `get_preparation_data` of `multiprocessing.spawn`, or of a library like it, such that who reads its result is armed.
+
+    adapter.change("multiprocess.spawn", "get_preparation_data")(live.carry)
+    """
+
+    @wraps(own)
+    def prepared(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        # First of all, so that it is also unpickled first.
+        return {"sys.path": _Paths(), "cachestore.live": armed(), **own(*args, **kwargs)}
+
+    return prepared
 
 
 def warnings() -> list[str]:
@@ -126,18 +136,6 @@ def warnings() -> list[str]:
     if not past and not adapter.plugged:
         found = [f"this process imported nothing that the {adapter.name} adapter replaces: it ran without the store"]
     return found
-
-
-def carry(process: type[Any]) -> type[Any]:
-    """Let every process of this class, or of one below it, arm the process that it becomes. For libraries with a class of their own."""
-    own = process.__init__
-
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        vars(self)["_cachestore_live"] = armed()  # first, so that it is also unpickled first
-        own(self, *args, **kwargs)
-
-    process.__init__ = begin
-    return process
 
 
 def _arm_again(*fields: Any) -> Setting:

@@ -95,14 +95,14 @@ def _setting(chosen: argparse.Namespace) -> Setting:
     if adapter.concerns(chosen.script) if chosen.is_module else adapter.lies_at(str(Path(chosen.script).resolve())):
         raise BadInput(f"{chosen.script} has plug points itself, and a script has run when they could be put in: start what imports it")
     stem = chosen.script.removesuffix(".__main__").rpartition(".")[2] if chosen.is_module else Path(chosen.script).stem
-    data_set = chosen.name if chosen.name is not None else f"{chosen.trainer}/{adapter.data_set or name_of(stem, chosen.arguments)}"
+    data_set = chosen.name if chosen.name is not None else f"{trainer}/{adapter.data_set or name_of(stem, chosen.arguments)}"
     encode_name(data_set)
-    store = str(Path(chosen.store).absolute())
-    generation = None
-    if chosen.read:
+    store, generation = str(Path(chosen.store).absolute()), None
+    if chosen.read is not None:
         from cachestore.store.write.writer import open_store
 
-        generation = open_store(store).dataset(chosen.read).generation  # all processes of this one read the same
+        with open_store(store) as opened:
+            generation = opened.dataset(chosen.read).generation  # all processes of this one read the same
     return Setting(name, store, data_set, chosen.read or "", generation, home_of(name))
 
 

@@ -201,6 +201,12 @@ def test_what_cannot_be_armed_ends_with_2_and_says_why(place, files, arguments, 
     assert says in err
 
 
+def test_what_is_to_be_read_is_looked_for_before_the_script_runs(place):
+    code, out, err = run(place, "../trainer/train.py", "fork", options=["--read", "train"])
+    assert (code, out) == (2, [])
+    assert "there is no store" in err
+
+
 def test_a_module_that_is_no_source_is_refused(place):
     import py_compile
 
@@ -228,6 +234,7 @@ def test_python_finds_modules_where_it_would_have_without_us(place):
         (["json", "--store", "s", "a.py"], "json has no adapter"),
         (["sd-scripts", "--store", "", "a.py"], "--store must be a path"),
         (["sd-scripts", "--store", "s3://a/b", "a.py"], "is the address"),
+        (["json", "--store", "nowhere", "--read", "train", "a.py"], "json has no adapter"),
         (["sd-scripts", "a.py"], "required: --store"),
         (["sd-scripts", "--sto", "s", "a.py"], "required: --store"),
     ],

@@ -116,4 +116,4 @@ def _test(folder: str) -> None:
 
 _self_test = live.SelfTest(_test)
 adapter.change("utils.dataset", "Cache")(lambda _own: _Cache)
-adapter.change("multiprocess.process", "BaseProcess")(live.carry)  # it starts its processes by a library of its own
+adapter.change("multiprocess.spawn", "get_preparation_data")(live.carry)  # it starts its processes by a library of its own
