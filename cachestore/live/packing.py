@@ -9,6 +9,8 @@ from cachestore.live.adapter import refuse
 
 SHAPE: Final = "shape"
 """The name of the array that says how the tensors belong together: JSON as bytes."""
+_LONGEST: Final = 100
+"""A name of more characters is none that a person would read; stores take 128."""
 
 
 def pack(value: Any) -> dict[str, Any]:
@@ -35,13 +37,15 @@ def _shape_of(value: Any, where: str, tensors: dict[str, Any]) -> Json:
         return {"is": value}
     if isinstance(value, torch.Tensor | np.ndarray):
         tensor: Any = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(given)
-        tensors[where] = tensor.to("cpu", copy=True).contiguous()
-        return {"array" if isinstance(value, np.ndarray) else "tensor": where}
+        is_name = where.isprintable() and len(where) <= _LONGEST and "/" not in where and where not in {SHAPE, *tensors}
+        name = where if is_name else f"part {len(tensors)}"
+        tensors[name] = tensor.to("cpu", copy=True).contiguous()
+        return {"array" if isinstance(value, np.ndarray) else "tensor": name}
     if isinstance(value, list | tuple):
         parts = [_shape_of(one, f"{where}.{number}", tensors) for number, one in enumerate(given)]
         return {"list" if isinstance(value, list) else "tuple": parts}
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in given):
-        return {"dict": {name: _shape_of(one, f"{where}.{name.replace('/', '.')}", tensors) for name, one in given.items()}}
+        return {"dict": {name: _shape_of(one, f"{where}.{name}", tensors) for name, one in given.items()}}
     return refuse(f"the trainer caches a {type(given).__module__}.{type(given).__qualname__} ({where}), which cannot be stored")
 
 

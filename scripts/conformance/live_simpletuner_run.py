@@ -148,7 +148,7 @@ def train(driver: Driver, out: Path) -> None:
     Path(f"{out}.json").write_text(json.dumps({"encoded": counts, "files": len(files), "unprocessed": unprocessed}))
 
 
-def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answers: Any, wait: Any) -> None:
+def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answers: Path, wait: Any) -> None:
     """One rank of a launch makes its part, then reads all, as training begins to. `wait` is the barrier, where nobody is killed."""
     rank, ranks = place
     found: dict[str, str] = {}
@@ -164,7 +164,9 @@ def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answe
                 found[record["prompt"]] = loaded["prompt_embeds"].numpy().tobytes().hex()[:32]
             except Exception as error:  # noqa: BLE001 - what a trainer would die of
                 found[record["prompt"]] = f"lacks {type(error.__cause__ or error).__name__}"
-    answers.put((rank, counts["text"], found))
+    beside = answers / f"{rank}.tmp"  # a queue's lock would stay with a rank that is killed
+    beside.write_text(json.dumps([rank, counts["text"], found]))
+    beside.rename(answers / f"{rank}.json")
 
 
 def text(driver: Driver, out: Path) -> None:
@@ -180,7 +182,8 @@ def text(driver: Driver, out: Path) -> None:
             prompts = [f"a prompt {one} of round {number}" for one in range(SETTINGS["prompts"])]
         row: dict[str, Any] = {"round": number, "killed": 0}
         for launch in ("first", "again"):
-            answers, wait = context.SimpleQueue(), context.Barrier(ranks).wait if launch == "again" else int
+            answers, wait = driver.folder / f"answers {number} {launch}", context.Barrier(ranks).wait if launch == "again" else int
+            answers.mkdir()
             started = [context.Process(target=_text_rank, args=(driver, (rank, ranks), prompts, answers, wait)) for rank in range(ranks)]
             for one in started:
                 one.start()
@@ -189,17 +192,16 @@ def text(driver: Driver, out: Path) -> None:
                 if (victim := draw.choice(started)).is_alive():
                     os.kill(victim.pid, signal.SIGKILL)
                     row["killed"] = 1
-            deadline = time.monotonic() + 120
-            got = []
-            while any(one.is_alive() for one in started) or not answers.empty():
-                while not answers.empty():
-                    got.append(answers.get())
+            deadline = time.monotonic() + 240
+            while any(one.is_alive() for one in started):
                 time.sleep(0.01)
                 if time.monotonic() > deadline:
                     row["hung"] = [one.pid for one in started if one.is_alive()]
                     for one in started:
                         one.kill()
                     break
+            got = [json.loads(path.read_text()) for path in sorted(answers.glob("*.json"))]
+            shutil.rmtree(answers)
             lacks = [value for _rank, _encoded, found in got for value in found.values() if value.startswith("lacks")]
             row[launch] = {
                 "ranks": len(got),
