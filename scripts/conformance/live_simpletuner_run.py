@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ class Driver(SimpleTuner):
         ]
         tokenizers = [CLIPTokenizer.from_pretrained(its / name) for name in ("tokenizer", "tokenizer_2")]
 
-        class Model(SDXL):
+        base: Any = SDXL
+
+        class Model(base):
             """The trainer's model class, with modules that are there already."""
 
             def __init__(self) -> None:
@@ -155,7 +158,7 @@ def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answe
     with driver.running(ranks, rank) as (_metadata, _vae_cache, text_cache, _images):
         text_cache.discover_all_files()
         wait()
-        records = [{"prompt": one, "key": one, "metadata": {}} for one in prompts]
+        records: list[dict[str, Any]] = [{"prompt": one, "key": one, "metadata": {}} for one in prompts]
         text_cache.compute_embeddings_for_prompts(records, return_concat=False, load_from_cache=False)
         wait()
         for record in records:
@@ -190,7 +193,7 @@ def text(driver: Driver, out: Path) -> None:
             if launch == "first":
                 time.sleep(draw.uniform(0.1, SETTINGS["within"]))
                 if (victim := draw.choice(started)).is_alive():
-                    os.kill(victim.pid, signal.SIGKILL)
+                    os.kill(victim.pid or 0, signal.SIGKILL)
                     row["killed"] = 1
             deadline = time.monotonic() + 240
             while any(one.is_alive() for one in started):
@@ -305,8 +308,8 @@ def main() -> None:
 
     logging.disable(logging.ERROR)
     if "cachestore.live" in sys.modules:
-        import cachestore.live.by_name
-        import cachestore.train.encoding.encode_once  # noqa: F401
+        import_module("cachestore.live.by_name")  # before ranks are forked
+        import_module("cachestore.train.encoding.encode_once")
     with Driver(Path(folder)).running():
         pass
     answers = os.fdopen(os.dup(1), "w")
