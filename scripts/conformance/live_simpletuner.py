@@ -200,10 +200,12 @@ def refusals(runs: Runs) -> Iterator[Row]:
     ):
         copy = runs.folder / "checkout"
         shutil.rmtree(copy, ignore_errors=True)
-        (copy / "simpletuner").mkdir(parents=True)
-        for path in (runs.checkout / "simpletuner").iterdir():
-            if path.suffix == ".py" or path.name in {"helpers", "simpletuner_sdk"}:
-                (shutil.copytree if path.is_dir() else shutil.copy2)(path, copy / "simpletuner" / path.name)
+        for part in ("simpletuner", "simpletuner/helpers"):  # links to all but what is changed
+            (copy / part).mkdir(parents=True)
+            for path in (runs.checkout / part).iterdir():
+                if path.name not in {"helpers", "caching"}:
+                    (copy / part / path.name).symlink_to(path)
+        shutil.copytree(runs.checkout / "simpletuner/helpers/caching", copy / "simpletuner/helpers/caching")
         changed = copy / "simpletuner" / "helpers" / "caching" / file
         text = changed.read_text()
         assert old in text, old

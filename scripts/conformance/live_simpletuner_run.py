@@ -286,9 +286,7 @@ def _run(command: dict[str, Any]) -> int:
         Driver.resolution = int(SETTINGS.get("resolution", Driver.resolution))
         {"train": train, "text": text, "many": many}[command["task"]](Driver(Path(command["folder"])), Path(command["out"]))
         if "cachestore.live" in sys.modules:
-            from cachestore import live
-
-            print(live.current().last_line())
+            print(import_module("cachestore.live").current().last_line())
         code = 0
     except SystemExit as ending:
         code = int(ending.code or 0)
@@ -307,11 +305,11 @@ def main() -> None:
     import logging
 
     logging.disable(logging.ERROR)
-    if "cachestore.live" in sys.modules:
-        import_module("cachestore.live.by_name")  # before ranks are forked
-        import_module("cachestore.train.encoding.encode_once")
-    with Driver(Path(folder)).running():
-        pass
+    with Driver(Path(folder)).running() as (_metadata, _vae_cache, text_cache, _images):
+        if "cachestore.live" in sys.modules:  # so that all that a rank needs is loaded before it is forked
+            import_module("cachestore.train.encoding.encode_once")
+            text_cache.hash_prompt_with_path({"prompt": "a cat", "key": "a cat"})
+            import_module("cachestore.live").round_trip({"value": np.ones(1)})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print("ready", file=answers, flush=True)
