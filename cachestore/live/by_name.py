@@ -1,8 +1,9 @@
 """Values by the names that a trainer gives to its cache files, and what they depend on, for as long as the trainer has its encoders."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 from weakref import ReferenceType, ref
 
 from cachestore.core.keys import Json, Key
@@ -12,6 +13,8 @@ from cachestore.live.names import ValueName
 from cachestore.live.packing import pack, unpack
 from cachestore.live.run import current
 from cachestore.live.self_test import check_same, round_trip
+
+_LOOK_SECONDS: Final = 1.0
 
 
 class ByName:
@@ -27,6 +30,7 @@ class ByName:
         """What a writer of the trainer was given, for the adapter that called it."""
         self._keys: dict[str, Key] = {}
         self._held: dict[str, Any] = {}
+        self._looked = 0.0
         self._known: list[tuple[list[ReferenceType[Any]], str]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -38,8 +42,14 @@ class ByName:
         return ValueName(key, name)
 
     def exists(self, name: str) -> bool:
-        """Whether the store has the value of this name, as far as this process has seen."""
-        return name in self._held or (name in self._keys and self._keys[name] in current().store)
+        """Whether the store has the value of this name. What others made since is seen a second later at the latest."""
+        if name in self._held or name not in self._keys:
+            return name in self._held
+        key, store, now = self._keys[name], current().store, time.monotonic()
+        if key in store or now - self._looked < _LOOK_SECONDS:
+            return key in store
+        self._looked = now
+        return not store.missing([key])
 
     def torch_load(self, name: str) -> Any:
         """Return the value of this name. Raises KeyError for a name without a key, and MissingEntry."""

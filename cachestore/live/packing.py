@@ -9,6 +9,8 @@ from cachestore.live.adapter import refuse
 
 SHAPE: Final = "shape"
 """The name of the tensor that says how the others belong together: JSON as bytes."""
+_LONGEST: Final = 100
+"""A name of more characters is none that a person would read; stores take 128."""
 
 
 def pack(value: Any) -> dict[str, Any]:
@@ -20,7 +22,7 @@ def pack(value: Any) -> dict[str, Any]:
     import torch
 
     tensors: dict[str, Any] = {}
-    shape = _shape_of(value, "the value", tensors)
+    shape = _shape_of(value, "value", tensors)
     tensors[SHAPE] = torch.frombuffer(bytearray(json.dumps(shape).encode()), dtype=torch.uint8)
     return tensors
 
@@ -46,7 +48,8 @@ def _shape_of(value: Any, where: str, tensors: dict[str, Any]) -> Json:
 
     given: Any = value
     if isinstance(value, torch.Tensor | np.ndarray):
-        name = str(len(tensors))
+        is_name = where.isprintable() and len(where) <= _LONGEST and "/" not in where and where not in {SHAPE, *tensors}
+        name = where if is_name else f"part {len(tensors)}"
         tensor: Any = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(given)
         tensors[name] = tensor.to("cpu", copy=True).contiguous()
         return ["array" if isinstance(value, np.ndarray) else "tensor", name]
@@ -55,9 +58,9 @@ def _shape_of(value: Any, where: str, tensors: dict[str, Any]) -> Json:
     if given is None or type(given) in {bool, int, str}:
         return ["value", given]
     if type(given) in {list, tuple}:
-        return [type(given).__name__, [_shape_of(one, f"{where}[{number}]", tensors) for number, one in enumerate(given)]]
+        return [type(given).__name__, [_shape_of(one, f"{where}.{number}", tensors) for number, one in enumerate(given)]]
     if isinstance(value, Mapping) and all(type(name) is str for name in given):
-        return ["dict", [[name, _shape_of(one, f"{where}[{name!r}]", tensors)] for name, one in given.items()]]
+        return ["dict", [[name, _shape_of(one, f"{where}.{name}", tensors)] for name, one in given.items()]]
     return refuse(f"the trainer caches a {type(given).__module__}.{type(given).__qualname__} ({where}), which cannot be stored")
 
 

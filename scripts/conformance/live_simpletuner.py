@@ -101,15 +101,22 @@ def values(runs: Runs) -> Iterator[Row]:
     model = tiny_model("sdxl", runs.folder / "model")
     own = runs("train", live=False)
     yield "its own files", own is not None and own["files"] == _OWN_FILES, f"{own}"
+    if own is None:
+        return
     shutil.rmtree(runs.folder / "cache")
     first = runs("train", live=True)
     yield "first start: all encoded, no cache file", first is not None and _counts(first) == (_PROMPTS, _SAMPLES, 0), _shown(first, runs)
+    if first is None:
+        return
     yield (
         "values are those of its own files, bit for bit",
         differing(own["values"], first["values"]) == [],
         f"{len(np.load(own['values']).files)} arrays",
     )
     second = runs("train", live=True)
+    if second is None:
+        yield "second start", False, runs.said[-800:]
+        return
     yield "second start: 0 encodes, 0 cache files", _counts(second) == (0, 0, 0), _shown(second, runs)
     yield "values are those of the first start", differing(first["values"], second["values"]) == [], ""
     caption = runs.folder / "data" / "002.txt"
@@ -142,12 +149,13 @@ def _other_settings(runs: Runs, model: Path, before: Any) -> Iterator[Row]:
     state = load_file(weights)
     state["encoder.conv_in.weight"] = state["encoder.conv_in.weight"] * 1.5
     save_file(state, weights)
-    for what, settings, expected in (
+    changes: tuple[tuple[str, dict[str, Any], tuple[int, int, int]], ...] = (
         ("another VAE: latents alone", {"vae": "vae2"}, (0, _SAMPLES, 0)),
         ("another precision of the VAE: latents alone", {"vae_dtype": "bfloat16"}, (0, _SAMPLES, 0)),
         ("another length of tokens: all, and nothing stale", {"config": {"tokenizer_max_length": 64}}, (_PROMPTS, _SAMPLES, 0)),
         ("another resolution: latents alone", {"resolution": 64}, (0, _SAMPLES, 0)),
-    ):
+    )
+    for what, settings, expected in changes:
         for path in (runs.folder / "data").glob("aspect_ratio_bucket_*.json"):
             path.unlink()
         made = runs("train", live=True, **settings)
@@ -192,10 +200,12 @@ def refusals(runs: Runs) -> Iterator[Row]:
     ):
         copy = runs.folder / "checkout"
         shutil.rmtree(copy, ignore_errors=True)
-        (copy / "simpletuner").mkdir(parents=True)
-        for path in (runs.checkout / "simpletuner").iterdir():
-            if path.suffix == ".py" or path.name in {"helpers", "simpletuner_sdk"}:
-                (shutil.copytree if path.is_dir() else shutil.copy2)(path, copy / "simpletuner" / path.name)
+        for part in ("simpletuner", "simpletuner/helpers"):  # links to all but what is changed
+            (copy / part).mkdir(parents=True)
+            for path in (runs.checkout / part).iterdir():
+                if path.name not in {"helpers", "caching"}:
+                    (copy / part / path.name).symlink_to(path)
+        shutil.copytree(runs.checkout / "simpletuner/helpers/caching", copy / "simpletuner/helpers/caching")
         changed = copy / "simpletuner" / "helpers" / "caching" / file
         text = changed.read_text()
         assert old in text, old

@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ class Driver(SimpleTuner):
         ]
         tokenizers = [CLIPTokenizer.from_pretrained(its / name) for name in ("tokenizer", "tokenizer_2")]
 
-        class Model(SDXL):
+        base: Any = SDXL
+
+        class Model(base):
             """The trainer's model class, with modules that are there already."""
 
             def __init__(self) -> None:
@@ -148,14 +151,14 @@ def train(driver: Driver, out: Path) -> None:
     Path(f"{out}.json").write_text(json.dumps({"encoded": counts, "files": len(files), "unprocessed": unprocessed}))
 
 
-def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answers: Any, wait: Any) -> None:
+def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answers: Path, wait: Any) -> None:
     """One rank of a launch makes its part, then reads all, as training begins to. `wait` is the barrier, where nobody is killed."""
     rank, ranks = place
     found: dict[str, str] = {}
     with driver.running(ranks, rank) as (_metadata, _vae_cache, text_cache, _images):
         text_cache.discover_all_files()
         wait()
-        records = [{"prompt": one, "key": one, "metadata": {}} for one in prompts]
+        records: list[dict[str, Any]] = [{"prompt": one, "key": one, "metadata": {}} for one in prompts]
         text_cache.compute_embeddings_for_prompts(records, return_concat=False, load_from_cache=False)
         wait()
         for record in records:
@@ -164,7 +167,9 @@ def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answe
                 found[record["prompt"]] = loaded["prompt_embeds"].numpy().tobytes().hex()[:32]
             except Exception as error:  # noqa: BLE001 - what a trainer would die of
                 found[record["prompt"]] = f"lacks {type(error.__cause__ or error).__name__}"
-    answers.put((rank, counts["text"], found))
+    beside = answers / f"{rank}.tmp"  # a queue's lock would stay with a rank that is killed
+    beside.write_text(json.dumps([rank, counts["text"], found]))
+    beside.rename(answers / f"{rank}.json")
 
 
 def text(driver: Driver, out: Path) -> None:
@@ -180,26 +185,26 @@ def text(driver: Driver, out: Path) -> None:
             prompts = [f"a prompt {one} of round {number}" for one in range(SETTINGS["prompts"])]
         row: dict[str, Any] = {"round": number, "killed": 0}
         for launch in ("first", "again"):
-            answers, wait = context.SimpleQueue(), context.Barrier(ranks).wait if launch == "again" else int
+            answers, wait = driver.folder / f"answers {number} {launch}", context.Barrier(ranks).wait if launch == "again" else int
+            answers.mkdir()
             started = [context.Process(target=_text_rank, args=(driver, (rank, ranks), prompts, answers, wait)) for rank in range(ranks)]
             for one in started:
                 one.start()
             if launch == "first":
                 time.sleep(draw.uniform(0.1, SETTINGS["within"]))
                 if (victim := draw.choice(started)).is_alive():
-                    os.kill(victim.pid, signal.SIGKILL)
+                    os.kill(victim.pid or 0, signal.SIGKILL)
                     row["killed"] = 1
-            deadline = time.monotonic() + 120
-            got = []
-            while any(one.is_alive() for one in started) or not answers.empty():
-                while not answers.empty():
-                    got.append(answers.get())
+            deadline = time.monotonic() + 240
+            while any(one.is_alive() for one in started):
                 time.sleep(0.01)
                 if time.monotonic() > deadline:
                     row["hung"] = [one.pid for one in started if one.is_alive()]
                     for one in started:
                         one.kill()
                     break
+            got = [json.loads(path.read_text()) for path in sorted(answers.glob("*.json"))]
+            shutil.rmtree(answers)
             lacks = [value for _rank, _encoded, found in got for value in found.values() if value.startswith("lacks")]
             row[launch] = {
                 "ranks": len(got),
@@ -281,9 +286,7 @@ def _run(command: dict[str, Any]) -> int:
         Driver.resolution = int(SETTINGS.get("resolution", Driver.resolution))
         {"train": train, "text": text, "many": many}[command["task"]](Driver(Path(command["folder"])), Path(command["out"]))
         if "cachestore.live" in sys.modules:
-            from cachestore import live
-
-            print(live.current().last_line())
+            print(import_module("cachestore.live").current().last_line())
         code = 0
     except SystemExit as ending:
         code = int(ending.code or 0)
@@ -302,11 +305,11 @@ def main() -> None:
     import logging
 
     logging.disable(logging.ERROR)
-    if "cachestore.live" in sys.modules:
-        import cachestore.live.by_name
-        import cachestore.train.encoding.encode_once  # noqa: F401
-    with Driver(Path(folder)).running():
-        pass
+    with Driver(Path(folder)).running() as (_metadata, _vae_cache, text_cache, _images):
+        if "cachestore.live" in sys.modules:  # so that all that a rank needs is loaded before it is forked
+            import_module("cachestore.train.encoding.encode_once")
+            text_cache.hash_prompt_with_path({"prompt": "a cat", "key": "a cat"})
+            import_module("cachestore.live").round_trip({"value": np.ones(1)})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print("ready", file=answers, flush=True)

@@ -17,8 +17,21 @@ import torch
 from conformance.trainers_code import use_checkout
 from PIL import Image
 
-EMPTY = ("torchaudio", "lycoris", "peft", "bitsandbytes", "torchao", "optimum", "wandb", "torchsde", "boto3", "botocore", "fastapi", "toml")
-EMPTY += ("sentencepiece", "httpx", "lxml", "starlette", "simpletuner.simpletuner_sdk.server.services.prompt_library_service")
+_EMPTY = (
+    "torchaudio",
+    "lycoris",
+    "peft",
+    "bitsandbytes",
+    "torchao",
+    "optimum",
+    "wandb",
+    "torchsde",
+    "boto3",
+    "botocore",
+    "fastapi",
+    "toml",
+)
+EMPTY = (*_EMPTY, "sentencepiece", "httpx", "lxml", "starlette", "simpletuner.simpletuner_sdk.server.services.prompt_library_service")
 
 
 @contextlib.contextmanager
@@ -44,7 +57,7 @@ def _cropped(images: Sequence[Any], sizes: Sequence[tuple[int, int]]) -> list[np
     return found
 
 
-def _decoded(data: Any, flag: int) -> np.ndarray:
+def _decoded(data: Any, flag: int) -> Any:
     import cv2
 
     return cv2.imdecode(np.frombuffer(data, np.uint8), flag)

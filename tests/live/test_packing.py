@@ -1,10 +1,12 @@
 """Items of lists, tuples and mappings with tensors among them."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cachestore as cs
 from cachestore import live
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool)
@@ -36,3 +38,23 @@ def test_an_item_comes_back_as_it_was(item):
 def test_what_cannot_be_kept_is_refused(item):
     with pytest.raises(live.Refused):
         live.pack(item)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(ITEMS, min_size=1, max_size=4))
+def test_a_store_holds_it(tmp_path_factory, some):
+    with cs.open(tmp_path_factory.mktemp("store"), mode="a") as store:
+        for number, value in enumerate(some):
+            store.put(cs.key(str(number)), live.pack(value))
+        assert all(shown(live.unpack(store.get(cs.key(str(number))))) == shown(value) for number, value in enumerate(some))
+
+
+def test_names_that_a_store_cannot_hold_are_no_matter():
+    value = {"a/b": torch.ones(1), "a.b": torch.zeros(1), "": torch.ones(2), "shape": torch.ones(3)}
+    assert shown(live.unpack(live.pack(value))) == shown(value)
+
+
+def test_an_array_comes_back_as_one():
+    [back] = live.unpack(live.pack([np.arange(3)]))
+    assert isinstance(back, np.ndarray)
+    assert back.tolist() == [0, 1, 2]

@@ -153,10 +153,12 @@ def _name_latents(cache: Any, path: str) -> Any:
     config: Any = _state().get_data_backend_config(data_backend_id=cache.id) or {}
     how: Any = {field: value for field, value in config.items() if field not in _NO_CONFIG}
     its: Any = _state().get_metadata_by_filepath(path, data_backend_id=cache.id, search_dataset_types=cache._metadata_search_types)
-    if hasattr(cache.vae, "to"):
+
+    def facts() -> Any:
         cache.vae.to(cache.accelerator.device, dtype=cache._cache_vae_dtype())  # as before it encodes
-    facts = (cache._cache_vae_dtype(), cache.dataset_type, cache.num_video_frames)
-    encoder = cache.cache_data_backend.depends_on([cache.vae], lambda: _facts(cache.model, *facts))
+        return _facts(cache.model, cache._cache_vae_dtype(), cache.dataset_type, cache.num_video_frames)
+
+    encoder = cache.cache_data_backend.depends_on([cache.vae], facts)
     key = cs.key("simpletuner latents", encoder, json.dumps([how, its], sort_keys=True, default=str), cache._live_digests[path])
     return cache.cache_data_backend.named(cache.generate_vae_cache_filename(path)[0], key)
 

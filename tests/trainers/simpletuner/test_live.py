@@ -5,6 +5,7 @@ import importlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ class Model:
         self.trainer.encoded += prompts
         _ = self.config.tokenizer_max_length, getattr(self.config, self.trainer.reads, None)
         rows = torch.tensor([[len(prompt) % 64, sum(map(ord, prompt)) % 64, int(is_negative)] for prompt in prompts])
-        return {"prompt_embeds": self.text_encoders[0](rows), "pooled": None, "more": [rows.float()]}
+        made: dict[str, Any] = {"prompt_embeds": self.text_encoders[0](rows), "pooled": None, "more": [rows.float()]}
+        return made
 
     def encode_pictures(self, vae, pixels):
         self.trainer.pictures += len(pixels)
