@@ -14,7 +14,7 @@ from typing import Any
 import cachestore as cs
 from cachestore import live
 
-adapter = live.Adapter("diffusion-pipe", data_set="files")
+adapter = live.Adapter("diffusion-pipe", data_set="files", tested={"utils.dataset": ["dd8a5c3c5811"]})
 _FLUSH_SECONDS = 30
 _encoded = {"latents": live.SharedCount(), "text": live.SharedCount()}  # the trainer forks a process that encodes
 _there = {"latents": 0, "text": 0}
