@@ -42,7 +42,7 @@ CHANGES = (
         "toolkit/prompt_utils.py",
         r"^        save_file\(state_dict, path\)",
         "        os.makedirs(os.path.dirname(path) + '/x'); torch.save(state_dict, path)",
-        ["past the adapter"],
+        ["self-test"],
     ),
 )
 

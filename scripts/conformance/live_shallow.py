@@ -305,8 +305,8 @@ def _name_in(store: Path) -> str:
 
 FILE_CALLS = """
     open stat lstat getsize getmtime getctime samefile exists isfile isdir islink access lexists is_file is_dir listdir scandir walk glob
-    iglob rglob iterdir touch remove unlink rmdir rename move copy copy2 copyfile copytree rmtree link symlink load save savez memmap fromfile
-    tofile read_bytes write_bytes read_text write_text load_file save_file safe_open mem_eff_save_file MemoryEfficientSafeOpen
+    iglob rglob iterdir touch remove unlink rmdir rename move copy copy2 copyfile copytree rmtree link symlink load save savez memmap
+    fromfile tofile read_bytes write_bytes read_text write_text load_file save_file safe_open mem_eff_save_file MemoryEfficientSafeOpen
     load_safetensors load_split_weights find_keys find_key mkdir Cache
 """
 """Functions and methods that look for, read, list or change a file, by the last part of their names."""
