@@ -21,6 +21,10 @@ CASES = [case for case in AiToolkit.cases if case.family not in _MORE]
 CACHE_FILE = r"_(latent|t_e|clip_vision)_cache/.*"
 LOADERS = ((None, 0), ("fork", 2), ("spawn", 2))
 EDITED = ()
+SCANNED = ("*.py", "jobs/**/*.py", "toolkit/**/*.py", "extensions_built_in/**/*.py")
+CACHE_PATH = r"latent_path|embeddings?_path|dop_path|blank_path|cond_path|cache_file|_cache['/]|embeds_unconditional"
+LEFT_OUT = set[str]()
+REPLACED = {"load_file", "save_file", "safe_open", "os.path.exists", "PromptEmbeds.load", "prompt_embeds.save"}
 _MIXINS = "toolkit/dataloader_mixins.py"
 CHANGES = (
     ("get_latent_path is renamed", _MIXINS, r"get_latent_path", "latent_path_of", ["get_latent_path"]),
@@ -38,7 +42,7 @@ CHANGES = (
         "toolkit/prompt_utils.py",
         r"^        save_file\(state_dict, path\)",
         "        os.makedirs(os.path.dirname(path) + '/x'); torch.save(state_dict, path)",
-        ["past the adapter"],
+        ["self-test"],
     ),
 )
 
@@ -65,4 +69,18 @@ def check_more(run: Any, folder: Path) -> None:
     """Nothing more yet."""
 
 
-__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "check_more", "prepare"]
+__all__ = [
+    "CACHE_FILE",
+    "CACHE_PATH",
+    "CASES",
+    "CHANGES",
+    "DRIVER",
+    "EDITED",
+    "LOADERS",
+    "REPLACED",
+    "RESOLUTION",
+    "SCANNED",
+    "STAND_INS",
+    "check_more",
+    "prepare",
+]

@@ -23,6 +23,10 @@ CASES = list(DiffusionPipe.cases)
 CACHE_FILE = r"(shard_\d+\.bin|metadata\.db)$"
 LOADERS = ((None, 0), ("fork", 2))
 EDITED = ()
+SCANNED = ("*.py", "utils/*.py", "models/**/*.py", "tools/**/*.py")
+CACHE_PATH = r"shard_|metadata_db"
+LEFT_OUT = {"utils/cache.py"}  # its own cache
+REPLACED = {"Cache"}
 _FILE = "utils/dataset.py"
 CHANGES = (
     ("Cache has another name", _FILE, r"import Cache$", "import Cache as Shards", ["utils.dataset", "Cache"]),
@@ -67,4 +71,18 @@ def check_more(run: Any, folder: Path) -> None:
     """Nothing more."""
 
 
-__all__ = ["CACHE_FILE", "CASES", "CHANGES", "DRIVER", "EDITED", "LOADERS", "RESOLUTION", "STAND_INS", "check_more", "prepare"]
+__all__ = [
+    "CACHE_FILE",
+    "CACHE_PATH",
+    "CASES",
+    "CHANGES",
+    "DRIVER",
+    "EDITED",
+    "LOADERS",
+    "REPLACED",
+    "RESOLUTION",
+    "SCANNED",
+    "STAND_INS",
+    "check_more",
+    "prepare",
+]

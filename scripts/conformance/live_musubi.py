@@ -21,6 +21,11 @@ CASES = [case for case in Musubi.cases if "text" in case.kinds]
 CACHE_FILE = r"\.safetensors$"
 LOADERS = ((None, 0), ("fork", 2), ("spawn", 2), ("forkserver", 2))
 EDITED = ("--again",)
+SCANNED = ("src/musubi_tuner/**/*.py", "*.py")
+CACHE_PATH = r"cache_path|cache_file|self\.cache_directory"
+REPLACED = {"load_file", "save_file", "safetensors_utils.mem_eff_save_file", "safetensors_utils.MemoryEfficientSafeOpen"}
+LEFT_OUT = set[str]()
+REPLACED |= {"safetensors_utils.find_keys", "glob.glob", "os.path.exists", "os.remove"}
 _DATA = "src/musubi_tuner/dataset"
 CHANGES = (
     (

@@ -18,6 +18,7 @@ Prints what it saw, and ends with 1 if anything differs.
 # pyright: basic, reportMissingImports=false
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import json
@@ -302,6 +303,36 @@ def _name_in(store: Path) -> str:
         return opened.names()[0]
 
 
+FILE_CALLS = """
+    open stat lstat getsize getmtime getctime samefile exists isfile isdir islink access lexists is_file is_dir listdir scandir walk glob
+    iglob rglob iterdir touch remove unlink rmdir rename move copy copy2 copyfile copytree rmtree link symlink load save savez memmap
+    fromfile tofile read_bytes write_bytes read_text write_text load_file save_file safe_open mem_eff_save_file MemoryEfficientSafeOpen
+    load_safetensors load_split_weights find_keys find_key mkdir Cache
+"""
+"""Functions and methods that look for, read, list or change a file, by the last part of their names."""
+
+
+def check_scan(run: Run, module: ModuleType) -> None:
+    """Read all of the checkout, and name each call that does something to a cache file's path past the adapter."""
+    calls, past, known = 0, list[str](), set(FILE_CALLS.split())
+    for path in sorted({path for pattern in module.SCANNED for path in run.checkout.glob(pattern)}):
+        name = path.relative_to(run.checkout).as_posix()
+        try:
+            tree = ast.parse(path.read_text())
+        except SyntaxError as error:
+            print(f"         scan: {name} cannot be read: {str(error.msg)[:60]}")
+            continue
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and name not in module.LEFT_OUT):
+            function = ast.unparse(node.func)
+            receiver, _dot, last = function.rpartition(".")
+            values = [ast.unparse(one) for one in (*node.args, *(keyword.value for keyword in node.keywords))]
+            if last in known and (last == "Cache" or any(re.search(module.CACHE_PATH, one) for one in (*values, receiver))):
+                calls += 1
+                if function not in module.REPLACED:
+                    past.append(f"{name}:{node.lineno} {ast.unparse(node)[:80]}")
+    run.say(f"scan: {calls} calls with the path of a cache file, all replaced", calls > 0 and not past, "; ".join(past))
+
+
 def check_refusals(run: Run, module: ModuleType, folder: Path, count: int) -> None:
     """Change a copy of the checkout, and see that it is refused by name before anything is encoded."""
     from conformance.trainers import make_source
@@ -333,7 +364,7 @@ def main() -> int:
     parser.add_argument("--checkout", type=Path, required=True, help="a checkout of the trainer")
     parser.add_argument("--case", action="append", help="run only this case")
     parser.add_argument("--pictures", type=int, default=12, help="how many pictures")
-    parser.add_argument("--only", choices=("cases", "refusals", "more"), help="run only these")
+    parser.add_argument("--only", choices=("cases", "scan", "refusals", "more"), help="run only these")
     parser.add_argument("--step", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -352,6 +383,8 @@ def main() -> int:
         if asked.only in {None, "cases"}:
             cases = [case for case in module.CASES if not asked.case or case.name in asked.case]
             check_cases(run, module, cases, Path(temporary, "cases"), asked.pictures)
+        if asked.only in {None, "scan"}:
+            check_scan(run, module)
         if asked.only in {None, "refusals"}:
             check_refusals(run, module, Path(temporary, "refusals"), 2)
         if asked.only in {None, "more"}:

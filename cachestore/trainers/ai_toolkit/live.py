@@ -10,7 +10,12 @@ from typing import Any
 
 from cachestore import live
 
-adapter = live.Adapter("ai-toolkit", data_set="files")
+_TESTED = {
+    "toolkit.dataloader_mixins": ["77911be00b42"],
+    "toolkit.prompt_utils": ["d0c20d9ed5df"],
+    "toolkit.advanced_prompt_embeds": ["dd6d2ee5d9aa"],
+}
+adapter = live.Adapter("ai-toolkit", data_set="files", tested=_TESTED)
 _MIXINS = "toolkit.dataloader_mixins"
 _PARTS = {"_latent_cache": "latents", "_t_e_cache": "text", "_clip_vision_cache": "clip vision"}
 

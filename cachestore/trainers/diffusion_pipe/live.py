@@ -1,6 +1,6 @@
-"""diffusion-pipe: a data set of the store for each folder in which it would keep a cache, with the items in its order.
+"""diffusion-pipe: a data set of the store for each folder in which it would keep a cache (`utils/cache.py`), with the items in its order.
 
-Its fingerprint of the folder's files and settings says what is out of date. Read: `utils/cache.py`, `utils/dataset.py`.
+Its fingerprint of the folder's files and settings says what is out of date.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -14,18 +14,15 @@ from typing import Any
 import cachestore as cs
 from cachestore import live
 
-adapter = live.Adapter("diffusion-pipe", data_set="files")
+adapter = live.Adapter("diffusion-pipe", data_set="files", tested={"utils.dataset": ["dd8a5c3c5811"]})
 _FLUSH_SECONDS = 30
-_encoded = {"latents": live.SharedCount(), "text": live.SharedCount()}  # the trainer forks a process that encodes
-_there = {"latents": 0, "text": 0}
+_there, _encoded = {"latents": 0, "text": 0}, {"latents": live.SharedCount(), "text": live.SharedCount()}  # by a forked process
 
 
 class _Cache:
     """What `utils.cache.Cache` is to the trainer: a list that grows. What was added is visible when it is finalized, or after 30 s."""
 
-    def __init__(self, path: Any, fingerprint: str, shard_size_gb: float = 1) -> None:
-        # Items of another fingerprint go when the first is added.
-        del shard_size_gb
+    def __init__(self, path: Any, fingerprint: str, shard_size_gb: float = 1) -> None:  # noqa: ARG002 - as the trainer calls it
         _self_test()
         place, last = os.path.split(os.path.abspath(path))
         self.name = f"{live.current().name}/{os.path.basename(place)}-{str(cs.key(place))[:8]}/{last}"
@@ -36,8 +33,7 @@ class _Cache:
         if self.name in store.names():
             rows = store.dataset(self.name)
             keys = dict(zip(rows.ids, rows.keys("item"), strict=True)) if rows.parts else {}
-            names = itertools.takewhile(keys.__contains__, map(self._id, itertools.count()))
-            self.items += [cs.Key(bytes(keys[name])) for name in names]
+            self.items += [cs.Key(bytes(keys[name])) for name in itertools.takewhile(keys.__contains__, map(self._id, itertools.count()))]
         if not _self_test.is_running:
             _there[self.part] += len(self.items)
             encoded = _encoded[self.part].value
@@ -57,7 +53,7 @@ class _Cache:
 
     def add(self, item: Any) -> None:
         if not self.items:
-            self.clear()
+            self.clear()  # items of another fingerprint
         if self.session is None:
             self.session, self.due = live.current().store.session(self.name), time.monotonic() + _FLUSH_SECONDS
         tensors = live.pack(item)
@@ -88,26 +84,22 @@ def _test(folder: str) -> None:
 
     class Bucket(dataset.SizeBucketDataset):
         def __init__(self) -> None:
-            spec = (None, "a picture.png")
-            self.latent_dataset, text = caches
+            spec, (self.latent_dataset, text) = (None, "a picture.png"), caches
             self.iteration_order = [{"latents_idx": 0, "image_spec": spec, "caption": "a caption", "caption_number": 0}]
             self.text_embedding_datasets = [dataset.TextEmbeddingDataset(text, {"image_spec": [spec]})]
             self.uncond_text_embeddings = [text]
 
-        def __getattr__(self, name: str) -> None:  # all else is None
-            return None
+        __getattr__ = lambda _self, _name: None  # noqa: E731 - all else
 
     def cache_of(prefix: str, fingerprint: str = "one") -> Any:
         return dataset._map_and_cache(SimpleNamespace(_fingerprint=fingerprint), None, Path(folder), prefix)
 
     latents, text, pooled = torch.arange(96.0).view(4, 4, 6), torch.arange(15.0).view(3, 5).bfloat16(), torch.tensor(2.5)
     items = {"latents_": {"latents": latents, "mask": None, "size": (4, [6, 0.1])}, "text_embeddings_1_": {"text": text, "pooled": pooled}}
-    for prefix, item in items.items():
-        cache = cache_of(prefix)
+    for cache, item in zip(map(cache_of, items), items.values(), strict=True):
         cache.add(item)
         cache.finalize_current_shard()
     caches = [cache_of(prefix) for prefix in items]
-    live.check_same("utils.dataset._map_and_cache", [1, 1], [len(cache) for cache in caches])
     batch = dataset.Dataset._collate(None, [Bucket()[0]])
     wanted = {"latents": latents[None], "text": text[None], "pooled": pooled[None], "size": [(4, [6, 0.1])]}
     live.check_same("utils.dataset.SizeBucketDataset", wanted, {name: batch.get(name) for name in wanted})
@@ -115,5 +107,13 @@ def _test(folder: str) -> None:
 
 
 _self_test = live.SelfTest(_test)
+
+
+@adapter.replace("utils.dataset", "DatasetManager.cache")
+def _cache(own: Any, self: Any, unload_models: bool = True) -> Any:
+    _self_test()  # here: the process that it forks to encode could not end this one
+    return own(self, unload_models)
+
+
 adapter.change("utils.dataset", "Cache")(lambda _own: _Cache)
 adapter.change("multiprocess.spawn", "get_preparation_data")(live.carry)  # it starts its processes by a library of its own

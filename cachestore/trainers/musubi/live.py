@@ -10,7 +10,13 @@ from typing import Any
 
 from cachestore import live
 
-adapter = live.Adapter("musubi", data_set="files")
+_TESTED = {
+    "musubi_tuner.dataset.bucket": ["aab8c02aeabb"],
+    "musubi_tuner.dataset.cache_io": ["516f76329a6f"],
+    "musubi_tuner.dataset.image_video_dataset": ["7951419af56d"],
+    "musubi_tuner.utils.safetensors_utils": ["0d14ea6868e8"],
+}
+adapter = live.Adapter("musubi", data_set="files", tested=_TESTED)
 _DATA_SET = "musubi_tuner.dataset.image_video_dataset"
 _data_sets: list[Any] = []
 

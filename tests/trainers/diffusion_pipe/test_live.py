@@ -33,6 +33,10 @@ class SizeBucketDataset:
         ret = self.latent_dataset[entry["latents_idx"]]
         return ret | self.text_embedding_datasets[0].te_dataset[0]
 
+class DatasetManager:
+    def cache(self, unload_models=True):
+        return unload_models
+
 class Dataset:
     def _collate(self, examples):
         return {name: [one[name] for one in examples] for name in examples[0]} | {
@@ -117,6 +121,14 @@ def test_it_counts_what_was_there_and_what_was_encoded(monkeypatch, tmp_path):
         (name,) = cs.open(here.store).names()
         assert name.startswith("trainer/files/cache_1x1-")
         assert name.endswith("/latents")
+
+
+def test_the_self_test_runs_before_it_forks_a_process_that_encodes(monkeypatch, tmp_path):
+    with armed(monkeypatch, tmp_path, 'entry["latents_idx"]]', 'entry["latents_idx"]]; ret["latents"] = ret["latents"].mT'):
+        from utils import dataset
+
+        with pytest.raises(live.Refused, match="SizeBucketDataset"):
+            dataset.DatasetManager().cache()
 
 
 @pytest.mark.parametrize(
