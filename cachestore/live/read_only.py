@@ -61,7 +61,7 @@ class ReadOnlyFiles:
 
     def keys(self, path: str | Path) -> list[str]:
         """Return the names of a file's arrays, sorted."""
-        return sorted(self.load(path))
+        return sorted(self._read(path, "__getitem__"))
 
     def caption(self, path: str | Path) -> str:
         """Return the caption whose text a file holds."""

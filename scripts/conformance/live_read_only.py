@@ -41,7 +41,15 @@ def _driver(trainer: str, checkout: Path) -> Driver:
     driver: Driver = importlib.import_module(DRIVERS[trainer]).DRIVER
     use_checkout(trainer, checkout, [*_LACKING, *driver.stand_ins])
     importlib.import_module("torchvision.transforms")
+    vars(importlib.import_module("imagesize"))["get"] = _size_of
     return driver
+
+
+def _size_of(path: str) -> tuple[int, int]:
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        return picture.size
 
 
 _LACKING = ("toml", "voluptuous", "torchvision", "imagesize", "einops")
@@ -130,10 +138,10 @@ def _refused(command: list[str], case: Case, data: Path, trainer: str) -> list[s
         before = path.read_bytes() if path.exists() else None
         path.write_bytes((data / source).read_bytes() if source else b"other words")
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=_ENVIRONMENT)
-        said = next((line for line in done.stderr.splitlines() if line.startswith("cachestore.live: error:")), "")
-        if done.returncode != 2 or f"/{Path(name).stem}_" not in said or "--again" not in said:
-            sys.exit(f"{trainer} {case.name}: {what} was not refused ({done.returncode}): {said or done.stderr[-2000:]}")
-        print(f"{what}: {said}", file=sys.stderr)
+        reported = next((line for line in done.stderr.splitlines() if line.startswith("cachestore.live: error:")), "")
+        if done.returncode != 2 or f"/{Path(name).stem}_" not in reported or "--again" not in reported:
+            sys.exit(f"{trainer} {case.name}: {what} was not refused ({done.returncode}): {reported or done.stderr[-2000:]}")
+        print(f"{what}: {reported}", file=sys.stderr)
         found.append(what)
         path.unlink() if before is None else path.write_bytes(before)
     return found

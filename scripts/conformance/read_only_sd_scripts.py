@@ -2,7 +2,6 @@
 # The trainer's modules are in its checkout.
 # pyright: basic, reportMissingImports=false
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +37,7 @@ for module in ("library.strategy_base", "library.strategy_*"):
 
 @adapter.replace("library.train_util", "BaseDataset.new_cache_latents")
 def latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
+    """In place of making the latents that are not cached."""
     from library.strategy_base import LatentsCachingStrategy
 
     del model, accelerator
@@ -48,12 +48,13 @@ def latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
             files.refuse(path, f"sd-scripts wants latents of the bucket {tuple(info.bucket_reso)}")
         if not strategy.is_disk_cached_latents_expected(info.bucket_reso, path, subset.flip_aug, subset.alpha_mask):
             files.refuse(path, "sd-scripts does not take what is in it")
-        info.latents_npz = os.path.abspath(path)
+        info.latents_npz = path
         live.current().count("latents", reused=1)
 
 
 @adapter.replace("library.train_util", "BaseDataset.new_cache_text_encoder_outputs")
 def text(_own: Any, self: Any, models: Any, accelerator: Any) -> None:
+    """In place of making the text of the pictures that are not cached."""
     from library.strategy_base import TextEncoderOutputsCachingStrategy
 
     del models, accelerator
@@ -64,5 +65,5 @@ def text(_own: Any, self: Any, models: Any, accelerator: Any) -> None:
             files.refuse(path, f"sd-scripts wants the text of the caption {info.caption!r}")
         if not strategy.is_disk_cached_outputs_expected(path):
             files.refuse(path, "sd-scripts does not take what is in it")
-        info.text_encoder_outputs_npz = os.path.abspath(path)
+        info.text_encoder_outputs_npz = path
         live.current().count("text", reused=1)
