@@ -18,7 +18,7 @@ class _Open:
     def __init__(self, path: Any, *_options: Any, **_more: Any) -> None:
         self.path = path
 
-    def __enter__(self) -> "_Open":
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -1,4 +1,4 @@
-"""A small adapter of sd-scripts for `live_read_only.py`: its latents and text are read from a data set of `precompute --buckets sd-scripts`."""
+"""A small adapter of sd-scripts for `live_read_only.py`: reads its latents and text from a data set of `precompute`."""
 # The trainer's modules are in its checkout.
 # pyright: basic, reportMissingImports=false
 

@@ -138,3 +138,20 @@ def test_a_data_set_that_is_not_there_ends_with_2_before_the_script(tmp_path, st
     assert main(["a_trainer", "--store", str(tmp_path / store_name), "--read", name, __file__]) == 2
     assert (f"no data set {name!r}" if store_name == "store" else "there is no store") in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_forked_child_reads_what_its_parent_listed(data, store, monkeypatch):
+    from cachestore.live import run as of_run
+
+    trainer = ModuleType("a_trainer")
+    trainer.adapter = live.Adapter("sd-scripts")  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "a_trainer", trainer)
+    monkeypatch.setattr(of_run, "armed", lambda: Setting("a_trainer", store, "mine", "train", 1))
+    monkeypatch.setattr(of_run, "_runs", [])
+    own = of_run.current()
+    listed = own.exported
+    own.pid = -1  # as it is in a child
+    assert of_run.current() is not own
+    assert of_run.current().exported is listed
+    assert listed is not None
+    assert listed.exists(data / TEXT)
