@@ -2,8 +2,8 @@
 
     python3 scripts/conformance/live_read_only.py sd-scripts --checkout ~/sd-scripts
 
-For each case: tiny models encode pictures; `export` writes them for a copy of the pictures, which the trainer loads from its own files; then
-`python -m cachestore.live ADAPTER --read train` starts the trainer's code over the store itself. Every tensor must be equal to the bit, in
+For each case: tiny models encode pictures; `export` writes them for a copy of the pictures, which the trainer loads from its own files;
+then `python -m cachestore.live ADAPTER --read train` starts the trainer's code over the store itself. Every tensor must be equal to the bit, in
 this process and in forked DataLoader workers, with nothing encoded and no file written. Then a new picture, an edited
 caption and another resolution must be refused by name. Ends with 1 at the first difference. The adapters are read_only_*.py beside this.
 """
@@ -55,8 +55,9 @@ def _size_of(path: str) -> tuple[int, int]:
 _LACKING = ("toml", "voluptuous", "torchvision", "imagesize", "einops")
 
 
-def inside(trainer: str, checkout: Path, case_name: str, folder: Path, cache: Path, out: Path) -> None:
+def inside(trainer: str, checkout: Path, case_name: str, *paths: Path) -> None:
     """Run in a process that is armed: load by the trainer's code what the store has."""
+    folder, cache, out = paths
     driver = _driver(trainer, checkout)
     case = next(one for one in driver.cases if one.name == case_name)
     before = {path for path in folder.rglob("*") if path.is_file()}
@@ -125,7 +126,8 @@ def _run(case: Case, command: list[str], out: Path) -> tuple[dict[str, Any], str
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=_ENVIRONMENT)
     if done.returncode:
         sys.exit(f"{case.name}: ended with {done.returncode}\n{done.stderr[-4000:]}")
-    return pickle.loads(out.read_bytes()), next((line for line in done.stderr.splitlines()[::-1] if "cachestore.live:" in line), "")
+    made = pickle.loads(out.read_bytes())  # noqa: S301 - of this script
+    return made, next((line for line in done.stderr.splitlines()[::-1] if "cachestore.live:" in line), "")
 
 
 def _refused(command: list[str], case: Case, data: Path, trainer: str) -> list[str]:
