@@ -2,10 +2,11 @@
 
     python3 scripts/conformance/live_read_only.py sd-scripts --checkout ~/sd-scripts
 
-For each case: tiny models encode pictures; `export` writes them for a copy of the pictures, which the trainer loads from its own files;
-then `python -m cachestore.live ADAPTER --read train` starts the trainer's code over the store itself. Every tensor must be equal to the bit, in
-this process and in forked DataLoader workers, with nothing encoded and no file written. Then a new picture, an edited
-caption and another resolution must be refused by name. Ends with 1 at the first difference. The adapters are read_only_*.py beside this.
+For each case: tiny models encode pictures; `export` writes them for a copy of the pictures, which the trainer loads from its own files.
+Then `python -m cachestore.live ADAPTER --read train` starts the trainer's code over the store itself: every tensor must be equal to the
+bit, in this process and in forked DataLoader workers, with nothing encoded and no file written. Of a trainer that caches beside the
+pictures, a new picture and an edited caption must be refused by name. Ends with 1 at the first difference. The adapters are
+read_only_*.py beside this.
 """
 
 import argparse
