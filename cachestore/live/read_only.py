@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 from cachestore.core.errors import BadInput, CacheStoreError
 from cachestore.core.words import first_of, plural
-from cachestore.live.adapter import refuse
+from cachestore.live.adapter import Refused
 from cachestore.store.read.unfinished import again_in
 
 _EXPORTED: Final = "cachestore.trainers.exported_files"
@@ -61,7 +61,7 @@ class ReadOnlyFiles:
 
     def keys(self, path: str | Path) -> list[str]:
         """Return the names of a file's arrays, sorted."""
-        return sorted(self.load(path))
+        return sorted(self._read(path, "__getitem__"))
 
     def caption(self, path: str | Path) -> str:
         """Return the caption whose text a file holds."""
@@ -98,14 +98,14 @@ class ReadOnlyFiles:
         """End the run with exit code 2, saying what to run."""
         lacking = f"; {self.lacking}" if self.lacking else ""
         what = "this run only reads" if self.exists(path) else f"the data set {self.name!r} does not have it"
-        refuse(f"{path}: {why}, but {what}{lacking}. Run {again_in(Path(self._store), self.name)}, then start again")
+        raise Refused(f"{path}: {why}, but {what}{lacking}. Run {again_in(Path(self._store), self.name)}, then start again")
 
     def _read(self, path: str | Path, how: str) -> Any:
         try:
             found = self._find(path)
             return getattr(self._files, how)(path if found is None else found)
         except CacheStoreError as error:
-            refuse(str(error))
+            raise Refused(str(error)) from error
 
     def _find(self, path: str | Path) -> str | None:
         """Return the path in an export of a file at which the trainer looks."""
@@ -123,6 +123,8 @@ class ReadOnlyFiles:
                     where = str(Path(*parts[:-count]))
                     known = self._folders.setdefault(str(Path(inside).parent), where)
                     if known != where:
-                        refuse(f"the trainer looks for {inside} in {known} and in {where}, but {self.name!r} is one folder: give it one")
+                        raise Refused(
+                            f"the trainer looks for {inside} in {known} and in {where}, but {self.name!r} is one folder: give it one"
+                        )
                     return inside
         return None

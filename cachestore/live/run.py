@@ -141,5 +141,7 @@ def current() -> Run:
     if setting is None:
         refuse("this process was not started by cachestore.live")
     if not _runs or _runs[0].pid != os.getpid():
+        listed = {name: value for run in _runs for name, value in vars(run).items() if name == "exported"}  # by the parent
         _runs[:] = [Run(setting)]
+        vars(_runs[0]).update(listed)
     return _runs[0]

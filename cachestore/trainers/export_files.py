@@ -18,7 +18,7 @@ from cachestore.trainers.exported import ExportVariant, Listed, Named
 EMPTY_CAPTION = -1
 """Stands for the row of the empty caption, which no sample has."""
 
-Place = tuple[int, int]
+FileNumber = tuple[int, int]
 """A row, and which of its files."""
 Failures = list[Mapping[str, str]]
 Filled = tuple[Contents, Sequence[tuple[KeyColumn, ExportVariant]]]
@@ -55,7 +55,7 @@ class ExportFiles:
     contested: dict[str, str] = field(default_factory=dict[str, str])
     """By path that samples with different values share: why that cannot be."""
 
-    def each(self, failures: Failures, samples: Collection[str] | None = None) -> Iterator[tuple[Place, ExportFile]]:
+    def each(self, failures: Failures, samples: Collection[str] | None = None) -> Iterator[tuple[FileNumber, ExportFile]]:
         """Yield each file once, of all samples or these; add to `failures` what has no name, or another sample's."""
         layout, seen = self.layout, dict[str, tuple[str, tuple[object, ...]]]()
         for row in (*range(len(layout.catalog)), EMPTY_CAPTION):
@@ -72,9 +72,9 @@ class ExportFiles:
                 elif first == sample:
                     yield (row, number), file
 
-    def at(self, place: Place) -> ExportFile:
+    def at(self, number: FileNumber) -> ExportFile:
         """Return a file that `each` yielded."""
-        return next(islice(self.of_row(place[0], []), place[1], None))
+        return next(islice(self.of_row(number[0], []), number[1], None))
 
     def sample(self, row: int) -> str:
         """Return the id of a row's sample."""

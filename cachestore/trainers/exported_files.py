@@ -18,7 +18,7 @@ from cachestore.store.format.catalog import Catalog
 from cachestore.store.read.opener import open_reader
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.unfinished import again_in
-from cachestore.trainers.export_files import ExportFile, ExportFiles, Place, failure_of
+from cachestore.trainers.export_files import ExportFile, ExportFiles, FileNumber, failure_of
 from cachestore.trainers.export_layout import ExportLayout
 from cachestore.trainers.export_use import TrainerUse
 from cachestore.trainers.export_values import ExportValues
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 LEAVABLE: Final = ("flips", "masks")
 """What `leave_out` may name."""
-_LOOKED_THROUGH: Final = 10_000
+_COMPARED_NAMES: Final = 10_000
 """Among more names none is looked for that may have been meant."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ExportChoice:
     """What a caller wants exported, and for whom."""
 
     format: Format
@@ -49,7 +49,7 @@ class Choice:
     @classmethod
     def of(
         cls, trainer: str, family: str | None, resolution_only: int | None, variant_only: int | None, leave_out: Collection[str]
-    ) -> "Choice":
+    ) -> "ExportChoice":
         """Parse a caller's arguments. Raises BadInput."""
         cache_format, writing = exported_format(trainer)
         left_out = tuple(as_many("leave_out", leave_out, f"a list of {' and '.join(LEAVABLE)}"))
@@ -123,7 +123,7 @@ def exported(
     """
     if format == WEBDATASET:
         raise BadInput(f"{WEBDATASET} tars are no cache of a trainer: cs.CachedDataset reads the data set", option="format")
-    choice = Choice.of(format, family, resolution_only, variant_only, leave_out)
+    choice = ExportChoice.of(format, family, resolution_only, variant_only, leave_out)
     where = None if folder is None else as_path("folder", folder).absolute()
     if isinstance(data, Reader | str | os.PathLike):
         reader = data if isinstance(data, Reader) else open_reader(data, verify="first", io="pread", local=None, limit=None)
@@ -148,7 +148,9 @@ class ExportedFiles(Mapping[str, dict[str, Any]]):
     Several threads may read. Another process gets the list of files, and reads the same generation.
     """
 
-    def __init__(self, reader: Reader, catalog: Catalog, choice: Choice, folder: Path | None, samples: Collection[str] | None) -> None:
+    def __init__(
+        self, reader: Reader, catalog: Catalog, choice: ExportChoice, folder: Path | None, samples: Collection[str] | None
+    ) -> None:
         """List the files, of all samples or these. Reads values only if they were imported. Raises BadInput."""
         self._reader, self._choice, self._folder = reader, choice, folder
         self.name, self.generation = catalog.name, catalog.generation
@@ -157,16 +159,16 @@ class ExportedFiles(Mapping[str, dict[str, Any]]):
         layout.check()
         failures: list[Mapping[str, str]] = []
         named = ExportFiles(layout, self._files.values, TrainerUse(layout, folder or layout.root_of("")))
-        self._places: dict[str, Place] = {}
-        for place, file in named.each(failures, samples):
+        self._numbers: dict[str, FileNumber] = {}
+        for number, file in named.each(failures, samples):
             path = os.path.normpath(file.path).replace(os.sep, "/")
             if path.startswith("../"):
                 leads = f"its id leads out of the folder ({path}): give the sample another id, and run `cachestore precompute` again"
-                failures.append(failure_of(named.sample(place[0]), file.encoder, leads))
+                failures.append(failure_of(named.sample(number[0]), file.encoder, leads))
             else:
-                self._places[path] = place
+                self._numbers[path] = number
         for path in named.contested:
-            self._places.pop(path, None)
+            self._numbers.pop(path, None)
         self._contested = named.contested
         self.failures: tuple[Mapping[str, str], ...] = tuple(failures)
         """What has no file: sample, encoder and reason of each, as in an ExportReport."""
@@ -216,14 +218,14 @@ class ExportedFiles(Mapping[str, dict[str, Any]]):
         return all(one.get(BUCKETS) == self.format or "resolution" not in one for one in options)
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, str | Path) and self._inside(path) in self._places
+        return isinstance(path, str | Path) and self._inside(path) in self._numbers
 
     def __iter__(self) -> Iterator[str]:
         """The paths, relative to the exported folder."""
-        return iter(self._places)
+        return iter(self._numbers)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._numbers)
 
     def get(self, path: str | Path, default: Any = None) -> Any:
         """Return the arrays of a file, or the default if there is no such file."""
@@ -247,8 +249,8 @@ class ExportedFiles(Mapping[str, dict[str, Any]]):
 
     def _file(self, path: str | Path) -> ExportFile:
         inside = self._inside(path)
-        if inside in self._places:
-            return self._files.at(self._places[inside])
+        if inside in self._numbers:
+            return self._files.at(self._numbers[inside])
         if inside in self._contested:
             raise EncodeFailed(self._contested[inside])
         raise MissingEntry(f"{self.name!r} in {self._reader.layout.shown} {self._lacks(inside)}")
@@ -260,7 +262,7 @@ class ExportedFiles(Mapping[str, dict[str, Any]]):
         if Path(inside).is_absolute():
             where = f"its folder is {folders}: pass {option('folder')}, or run `cachestore relocate` if the pictures were moved"
             return f"{lacks}, as {where}"
-        near = did_you_mean(inside, self._places) if len(self) <= _LOOKED_THROUGH else ""
+        near = did_you_mean(inside, self._numbers) if len(self) <= _COMPARED_NAMES else ""
         first = next((f" ({one['sample']}: {one['reason']})" for one in self.failures), "")
         failed = f"; {plural(len(self.failures), 'file')} cannot be made{first}" if first else ""
         return f"{lacks}{near}{failed}; if its picture is new, run {again_in(self._reader.layout.root, self.name)}"

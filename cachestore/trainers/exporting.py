@@ -22,7 +22,7 @@ from cachestore.trainers.export_target import Target
 from cachestore.trainers.export_use import TrainerUse
 from cachestore.trainers.export_values import ExportValues
 from cachestore.trainers.exported import Listed
-from cachestore.trainers.exported_files import Choice, catalog_to_export
+from cachestore.trainers.exported_files import ExportChoice, catalog_to_export
 from cachestore.trainers.format import Format
 from cachestore.trainers.table import WEBDATASET
 from cachestore.trainers.trainer_settings import trainer_settings
@@ -125,7 +125,7 @@ def export_cache(
             tars.write(target)
             check_for_reading(reader.layout)
         return _report(target, tars.catalog, tars.failures)
-    choice = Choice.of(format, family, resolution_only, variant_only, leave_out)
+    choice = ExportChoice.of(format, family, resolution_only, variant_only, leave_out)
     with Reader(store) as reader:
         catalog = catalog_to_export(reader, name, generation, format)
         command = shlex.join(["cachestore", "export", str(store), "--name", catalog.name, "--format", format, "-o", str(folder)])
