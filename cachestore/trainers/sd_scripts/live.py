@@ -13,7 +13,7 @@ from typing import Any
 import cachestore as cs
 from cachestore import live
 
-adapter = live.Adapter("sd-scripts", tested={"library.train_util": [], "library.strategy_base": []})
+adapter = live.Adapter("sd-scripts", tested={"library.train_util": ["a9b23be6e6e1"], "library.strategy_base": ["8e2f8a6b4c8b"]})
 _NO_VALUES = ("_cache_to_disk", "_batch_size", "skip_disk_cache_validity_check", "_is_partial", "warn_fp8_weights")
 _NO_VALUES += ("l_dropout_rate", "g_dropout_rate", "t5_dropout_rate")  # of the training, not of what is cached
 _LATENTS_SEE = ("absolute_path", "bucket_reso", "resized_size", "resize_interpolation", "image")
