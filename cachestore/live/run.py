@@ -1,9 +1,11 @@
 """What an armed process works with: the store, the values of one trainer's run, and how many were reused or made."""
 
 import os
+import sys
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.jobs.start.fill import fill
 from cachestore.live.adapter import refuse
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from cachestore.core.keys import Key
     from cachestore.jobs.share.report import Report
     from cachestore.live.names import ValueName
+
+_SAYS_SECONDS: Final = 30.0
 
 
 class Run:
@@ -54,9 +58,14 @@ class Run:
         Every rank passes the same keys. When it returns, every value is there for every process; one that cannot be made is an error.
         A second call for a part in one run makes `NAME/PART-2`.
         """
+        if self.setting.source:
+            refuse(
+                f"this adapter cannot read the data set {self.setting.source!r}: leave --read out, and the trainer's encoders make what lacks"
+            )
         count = self._calls[part] = self._calls.get(part, 0) + 1
         name = f"{self.name}/{part}" if count == 1 else f"{self.name}/{part}-{count}"
-        report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name)
+        tell = _telling(part) if os.environ.get("RANK", "0") == "0" else None
+        report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name, on_progress=tell)
         self.count(part, report.reused, report.encoded)
         return report
 
@@ -71,6 +80,19 @@ class Run:
         parts = [f"{part}: {reused} reused, {encoded} encoded" for part, (reused, encoded) in self.counts.items()]
         what = "; ".join(parts) if parts else "the trainer asked for no cached value"
         return f"{what} (data set {self.name!r} in {self.setting.store})"
+
+
+def _telling(part: str) -> Callable[[Mapping[str, Any]], None]:
+    """Return what says every 30 seconds how far all ranks are."""
+    said_at = time.monotonic()
+
+    def tell(counts: Mapping[str, Any]) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= _SAYS_SECONDS:
+            said_at = time.monotonic()
+            print(f"cachestore.live: {part}: {counts['done']} of {counts['total']}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 _runs: list[Run] = []

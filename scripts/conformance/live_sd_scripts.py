@@ -462,7 +462,8 @@ def case_refused(bench: Bench, family: str) -> str:
             path.write_text(change(text))
         if (copy / file).read_text() == (bench.checkout / file).read_text():
             raise Differs(f"{file} is not as this script expects")
-        for store in (bench.work / "store-refused", bench.work / f"store-{family}"):
+        stores = [bench.work / "store-refused", bench.work / f"store-{family}"]
+        for store in stores[:1] if name == "another field of pictures" else stores:  # it is read while a value is encoded
             run = bench.run(family, data, store, checkout=copy)
             expect(f"exit code of {name}", run.code, 2)
             error = next((line for line in run.log.splitlines() if "cachestore.live: error" in line), "")
@@ -470,7 +471,7 @@ def case_refused(bench: Bench, family: str) -> str:
                 raise Differs(f"{name}: {error or run.log[-2000:]}")
         no_cache_files(data)
         said.append(f"{name}: {error.removeprefix('cachestore.live: error: ').split('(')[0].strip()[:110]}")
-    return "exit 2 each, with an empty and a full store: " + " | ".join(said)
+    return "exit 2 each, with an empty and (but for the last) a full store: " + " | ".join(said)
 
 
 CASES = {
