@@ -59,9 +59,7 @@ class Run:
         A second call for a part in one run makes `NAME/PART-2`.
         """
         if self.setting.source:
-            refuse(
-                f"this adapter cannot read the data set {self.setting.source!r}: leave --read out, and the trainer's encoders make what lacks"
-            )
+            refuse(f"this adapter cannot read the data set {self.setting.source!r}: leave --read out")
         count = self._calls[part] = self._calls.get(part, 0) + 1
         name = f"{self.name}/{part}" if count == 1 else f"{self.name}/{part}-{count}"
         tell = _telling(part) if os.environ.get("RANK", "0") == "0" else None
