@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
-    from cachestore.live.facts import Shown as Shown
+    from cachestore.live.facts import KeyFields as KeyFields
     from cachestore.live.facts import digests as digests
     from cachestore.live.facts import fingerprint as fingerprint
     from cachestore.live.facts import ids_of as ids_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "adapter": "Adapter Refused",
-    "facts": "Shown digests fingerprint ids_of precision settings",
+    "facts": "KeyFields digests fingerprint ids_of precision settings",
     "names": "ValueName",
     "npz": "drop is_held numpy_for_names take test_first test_made_up",
     "run": "current",

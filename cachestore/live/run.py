@@ -82,12 +82,12 @@ class Run:
 
 def _telling(part: str) -> Callable[[Mapping[str, Any]], None]:
     """Return what says every 30 seconds how far all ranks are."""
-    said_at = time.monotonic()
+    reported_at = time.monotonic()
 
     def tell(counts: Mapping[str, Any]) -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at >= _SAYS_SECONDS:
-            said_at = time.monotonic()
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= _SAYS_SECONDS:
+            reported_at = time.monotonic()
             print(f"cachestore.live: {part}: {counts['done']} of {counts['total']}", file=sys.stderr, flush=True)
 
     return tell

@@ -300,12 +300,12 @@ def case_bits(bench: Bench, family: str) -> str:
 def case_changes(bench: Bench, family: str) -> str:
     """What a change makes encode again, alone."""
     data, store = bench.data(f"changes-{family}", like=f"live-{family}"), bench.work / f"store-{family}"
-    said = []
+    reported = []
 
     def after(what: str, latents: int, text: int, *extra: str, **how: Any) -> None:
         run = ended(bench.run(family, data, store, *extra, **how))
         expect(f"encoded after {what}", {part: made for part, (_, made) in run.counts().items()}, {"latents": latents, "text": text})
-        said.append(f"{what}: {latents} + {text}")
+        reported.append(f"{what}: {latents} + {text}")
 
     after("nothing", 0, 0)
     (data / "1_thing" / "picture_003.txt").write_text("another caption\n")
@@ -332,20 +332,20 @@ def case_changes(bench: Bench, family: str) -> str:
     after("all as before", 0, 0)
     after("cache in memory alone", 0, 0, in_memory=True)
     no_cache_files(data)
-    return "latents + text encoded after: " + "; ".join(said)
+    return "latents + text encoded after: " + "; ".join(reported)
 
 
 def case_workers(bench: Bench, family: str) -> str:
     """DataLoader's workers, by each way to start them."""
     theirs, data, store = bench.work / "data" / f"own-{family}", bench.work / "data" / f"live-{family}", bench.work / f"store-{family}"
-    said = []
+    reported = []
     own = ended(bench.run(family, theirs, None, workers=2, start="fork"))
     for start, extra in (("fork", []), ("fork", ["--persistent_data_loader_workers"]), ("spawn", []), ("forkserver", [])):
         run = ended(bench.run(family, data, store, *extra, workers=2, start=start))
         expect(f"{start}", run.trained(), own.trained())
         expect("encoded", run.encoded(), {})
-        said.append(" ".join([start, *(["persistent"] if extra else [])]))
-    return f"losses and batches equal to its own with {', '.join(said)}"
+        reported.append(" ".join([start, *(["persistent"] if extra else [])]))
+    return f"losses and batches equal to its own with {', '.join(reported)}"
 
 
 def case_ranks(bench: Bench, family: str) -> str:
@@ -355,7 +355,7 @@ def case_ranks(bench: Bench, family: str) -> str:
     own = ended(bench.run(family, theirs, None, ranks=2))
     run = ended(bench.run(family, data, bench.work / "store-ranks", ranks=2))
     expect("two ranks", run.trained(), own.trained())
-    shares = [one["encoded"] for one in run.seen]
+    fractions = [one["encoded"] for one in run.seen]
     again = ended(bench.run(family, data, bench.work / "store-ranks", ranks=2))
     expect("encoded by the second start", again.encoded(), {})
     killed = bench.run(family, data, bench.work / "store-killed", ranks=2, kill=1)
@@ -367,7 +367,7 @@ def case_ranks(bench: Bench, family: str) -> str:
     no_cache_files(data)
     made = {part: made for part, (_, made) in after.counts().items()}
     kill = f"rank 1 killed at its 2nd latent (rank 0 ended with {killed.code}): {PICTURES} of {PICTURES} latents there"
-    return f"shares {shares}; {kill}, then encoded {made}"
+    return f"fractions {fractions}; {kill}, then encoded {made}"
 
 
 def case_datasets(bench: Bench, family: str) -> str:
@@ -401,7 +401,7 @@ def case_datasets(bench: Bench, family: str) -> str:
             ["--masked_loss"],
         ),
     }
-    said = []
+    reported = []
     for name, (table, extra) in tables.items():
         config = bench.work / f"{name.split()[0]}.toml"
         config.write_text(table)
@@ -413,8 +413,8 @@ def case_datasets(bench: Bench, family: str) -> str:
         own = ended(bench.run(family, None, None, f"--dataset_config={config}", *extra))
         expect(name, run.trained(), own.trained())
         expect(f"{name} again", [again.trained(), again.encoded()], [own.trained(), {}])
-        said.append(f"{name} ({', '.join(f'{part} {made}' for part, (_, made) in run.counts().items())})")
-    return "equal to its own: " + "; ".join(said)
+        reported.append(f"{name} ({', '.join(f'{part} {made}' for part, (_, made) in run.counts().items())})")
+    return "equal to its own: " + "; ".join(reported)
 
 
 def case_refused(bench: Bench, family: str) -> str:
@@ -454,7 +454,7 @@ def case_refused(bench: Bench, family: str) -> str:
             "num_repeats",
         ),
     ]
-    said = []
+    reported = []
     for name, file, change, message in changes:
         copy = bench.work / f"checkout-{name.replace(' ', '-')}"
         shutil.copytree(bench.checkout, copy)
@@ -471,8 +471,8 @@ def case_refused(bench: Bench, family: str) -> str:
             if message not in error:
                 raise Differs(f"{name}: {error or run.log[-2000:]}")
         no_cache_files(data)
-        said.append(f"{name}: {error.removeprefix('cachestore.live: error: ').split('(')[0].strip()[:110]}")
-    return "exit 2 each, with an empty and (but for the last) a full store: " + " | ".join(said)
+        reported.append(f"{name}: {error.removeprefix('cachestore.live: error: ').split('(')[0].strip()[:110]}")
+    return "exit 2 each, with an empty and (but for the last) a full store: " + " | ".join(reported)
 
 
 CASES = {
@@ -509,11 +509,11 @@ def main() -> int:
                 continue
             begun = time.monotonic()
             try:
-                said = case(bench, family)
+                reported = case(bench, family)
             except Differs as error:
                 print(f"{name:9} {family:5} DIFFERS {error}", flush=True)
                 return 1
-            print(f"{name:9} {family:5} ok      {said} [{time.monotonic() - begun:.0f} s]", flush=True)
+            print(f"{name:9} {family:5} ok      {reported} [{time.monotonic() - begun:.0f} s]", flush=True)
     return 0
 
 

@@ -91,7 +91,7 @@ def child(family: str, data: Path, out: Path, tokenizers: Path) -> None:  # noqa
             from transformers import Gemma2Config, Gemma2Model
 
             small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-            fields = {"tokenizer": t5, "system_prompt": "As said: ", "max_length": LENGTH}
+            fields = {"tokenizer": t5, "system_prompt": "As reported: ", "max_length": LENGTH}
             encoders = [Gemma2Model(Gemma2Config(vocab_size=300, head_dim=16, **small))]
         case "hunyuan_image":
 
@@ -242,8 +242,8 @@ def main() -> int:
             names = [name for name in own["batches"] if own["batches"][name] != first["batches"][name]]
             print(names[:2], [[own["batches"][name], first["batches"][name]] for name in names[:1]])
             return 1
-        said = f"{len(own['batches'])} batches equal, plain and mirrored; encoded {own['encoded']}, then nothing; 0 cache files"
-        print(f"{family:14} ok      {said}", flush=True)
+        reported = f"{len(own['batches'])} batches equal, plain and mirrored; encoded {own['encoded']}, then nothing; 0 cache files"
+        print(f"{family:14} ok      {reported}", flush=True)
     return 0
 
 

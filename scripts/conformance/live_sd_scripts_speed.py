@@ -114,7 +114,7 @@ def main() -> None:
                     seconds = epoch(of, workers)
                     if turn:
                         found[of].append(seconds)
-            said = {
+            reported = {
                 of: f"{min(times) / count * 1000:.2f} ms (median {statistics.median(times) / count * 1000:.2f})"
                 for of, times in found.items()
             }
@@ -123,7 +123,7 @@ def main() -> None:
                 statistics.median(a / b for a, b in zip(found["npz"], found["store"], strict=True)),
             )
             print(
-                f"{workers} workers, {'cold' if is_cold else 'warm'}: {said}; npz / store {ratio[0]:.2f}, median of pairs {ratio[1]:.2f}",
+                f"{workers} workers, {'cold' if is_cold else 'warm'}: {reported}; ratio {ratio[0]:.2f}, of pairs {ratio[1]:.2f}",
                 flush=True,
             )
 
