@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cachestore.live.adapter import Refused as Refused
     from cachestore.live.arming import carry as carry
     from cachestore.live.by_name import ByName as ByName
-    from cachestore.live.facts import Shown as Shown
+    from cachestore.live.facts import KeyFields as KeyFields
     from cachestore.live.facts import digests as digests
     from cachestore.live.facts import fingerprint as fingerprint
     from cachestore.live.facts import ids_of as ids_of
@@ -42,7 +42,7 @@ _NAMES = {
     "adapter": "Adapter Refused",
     "arming": "carry",
     "by_name": "ByName",
-    "facts": "Shown digests fingerprint ids_of precision settings",
+    "facts": "KeyFields digests fingerprint ids_of precision settings",
     "named_files": "NamedFiles",
     "names": "ValueName",
     "npz": "drop is_held numpy_for_names take test_first test_made_up",

@@ -75,11 +75,11 @@ def _digest_weights(kind: str, module: "torch.nn.Module") -> dict[str, str]:
             refuse(f"{name} of a {kind} {why}: the values of sharded, offloaded and quantised encoders cannot be told apart")
     if adapter := next((one for one in module.modules() if type(one).__module__.partition(".")[0] == "peft"), None):
         refuse(f"a {kind} has adapters ({type(adapter).__name__}), and how strong they are is not among its weights: merge them")
-    places = {name: (value.data_ptr(), value.dtype, value.shape, value.stride(), str(value.device)) for name, value in state.items()}
-    each = {place: state[name] for name, place in places.items()}
-    with ThreadPoolExecutor(THREADS) as pool:
-        digests = dict(zip(each, pool.map(_digest_tensor, each.values()), strict=True))
-    return {name: digests[place] for name, place in sorted(places.items())}
+    ranges = {name: (value.data_ptr(), value.dtype, value.shape, value.stride(), str(value.device)) for name, value in state.items()}
+    each = {where: state[name] for name, where in ranges.items()}
+    with ThreadPoolExecutor(THREADS) as threads:
+        digests = dict(zip(each, threads.map(_digest_tensor, each.values()), strict=True))
+    return {name: digests[where] for name, where in sorted(ranges.items())}
 
 
 def _digest_tensor(tensor: "torch.Tensor") -> str:
@@ -98,8 +98,8 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
     known = load_digests(layout, host_name())
     before = {*known}
     wanted = list(dict.fromkeys(paths))
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = dict(zip(wanted, pool.map(digest_file, map(Path, wanted), repeat(known)), strict=True))
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = dict(zip(wanted, threads.map(digest_file, map(Path, wanted), repeat(known)), strict=True))
     publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
     return found
 
@@ -141,7 +141,7 @@ def _plain(name: str, value: Any) -> Json:
     return _fingerprint(name, value)
 
 
-class Shown:
+class KeyFields:
     """The fields of something that an encoder may see, as the key has them. One that is not here and that it reads ends the run (2)."""
 
     def __init__(self, thing: Any, fields: Collection[str], **more: Any) -> None:

@@ -1,13 +1,15 @@
 """What an armed process works with: the store, the values of one trainer's run, and how many were reused or made."""
 
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cachestore.jobs.start.fill import fill
 from cachestore.live.adapter import refuse
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from cachestore.jobs.share.report import Report
     from cachestore.live.names import ValueName
     from cachestore.train.encoding.encode_once import EncodeOnce
+
+_SAYS_SECONDS: Final = 30.0
 
 
 class Run:
@@ -71,9 +75,12 @@ class Run:
         Every rank passes the same keys. When it returns, every value is there for every process; one that cannot be made is an error.
         A second call for a part in one run makes `NAME/PART-2`.
         """
+        if self.setting.source:
+            refuse(f"this adapter cannot read the data set {self.setting.source!r}: leave --read out")
         count = self._calls[part] = self._calls.get(part, 0) + 1
         name = f"{self.name}/{part}" if count == 1 else f"{self.name}/{part}-{count}"
-        report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name)
+        tell = _telling(part) if os.environ.get("RANK", "0") == "0" else None
+        report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name, on_progress=tell)
         self.count(part, report.reused, report.encoded)
         return report
 
@@ -117,6 +124,19 @@ class Run:
         what = "; ".join(parts) if parts else "the trainer asked for no cached value"
         data_set = f"{self.setting.source!r}, which was only read," if self.setting.source else repr(self.name)
         return f"{what} (data set {data_set} in {self.setting.store})"
+
+
+def _telling(part: str) -> Callable[[Mapping[str, Any]], None]:
+    """Return what says every 30 seconds how far all ranks are."""
+    reported_at = time.monotonic()
+
+    def tell(counts: Mapping[str, Any]) -> None:
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= _SAYS_SECONDS:
+            reported_at = time.monotonic()
+            print(f"cachestore.live: {part}: {counts['done']} of {counts['total']}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 _runs: list[Run] = []

@@ -47,8 +47,7 @@ def called_once(thing: Any, *methods: str) -> Generator[None]:
 
         return call
 
-    fields: dict[str, Any] = vars(thing)
-    before = {name: fields.get(name) for name in methods}
+    before: dict[str, Any] = {name: cast("dict[str, Any]", vars(thing)).get(name) for name in methods}
     for name in methods:
         setattr(thing, name, once(getattr(thing, name)))
     try:

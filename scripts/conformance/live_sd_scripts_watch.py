@@ -93,6 +93,13 @@ def main() -> None:
         return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
     torch.utils.data.DataLoader.__iter__ = following
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # on CPUs accelerate wraps what has no gradient too, which torch refuses
+
+        class Wrapped(torch.nn.parallel.DistributedDataParallel):
+            def __new__(cls, module, **how):
+                return super().__new__(cls) if any(one.requires_grad for one in module.parameters()) else module
+
+        torch.nn.parallel.DistributedDataParallel = Wrapped
     sys.argv = sys.argv[1:]
     try:
         runpy.run_path(str(script), run_name="__main__")

@@ -114,7 +114,7 @@ def test_precision_is_that_of_autocast():
 
 
 def test_shown_fields_are_all_that_an_encoder_sees(capsys):
-    shown = live.Shown(SimpleNamespace(caption="a cat", size=(1, 2)), ["caption"], id="cat.png")
+    shown = live.KeyFields(SimpleNamespace(caption="a cat", size=(1, 2)), ["caption"], id="cat.png")
     shown.made = 3
     assert (shown.caption, shown.id, shown.made) == ("a cat", "cat.png", 3)
     with pytest.raises(Refused):

@@ -33,6 +33,19 @@ def test_fill_makes_what_lacks_and_publishes_it_under_the_name_of_the_run(run, t
         assert sorted(store.names()) == ["toy/one/latents", "toy/one/latents-2"]
 
 
+def test_it_says_how_far_it_is(run, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "_SAYS_SECONDS", 0.0)
+    run.fill("text", [(cs.key("a"), "a")], encode, batch_size=1)
+    assert "text: 1 of 1" in capsys.readouterr().err
+
+
+def test_a_data_set_that_is_only_read_is_refused(run, monkeypatch, capsys):
+    monkeypatch.setattr(run, "setting", arming.Setting("a", run.setting.store, "toy/one", "train"))
+    with pytest.raises(Refused):
+        run.fill("text", [], encode, batch_size=1)
+    assert "'train'" in capsys.readouterr().err
+
+
 def test_one_that_fails_is_an_error(run):
     def fails(batch):
         raise ValueError("no")

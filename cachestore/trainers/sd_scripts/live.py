@@ -13,7 +13,7 @@ from typing import Any
 import cachestore as cs
 from cachestore import live
 
-adapter = live.Adapter("sd-scripts", tested={"library.train_util": [], "library.strategy_base": []})
+adapter = live.Adapter("sd-scripts", tested={"library.train_util": ["a9b23be6e6e1"], "library.strategy_base": ["8e2f8a6b4c8b"]})
 _NO_VALUES = ("_cache_to_disk", "_batch_size", "skip_disk_cache_validity_check", "_is_partial", "warn_fp8_weights")
 _NO_VALUES += ("l_dropout_rate", "g_dropout_rate", "t5_dropout_rate")  # of the training, not of what is cached
 _LATENTS_SEE = ("absolute_path", "bucket_reso", "resized_size", "resize_interpolation", "image")
@@ -39,15 +39,15 @@ def _cache_latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
         its = [info.bucket_reso, info.resized_size, info.resize_interpolation, flags]
         key = cs.key("sd-scripts latents", json.dumps([how, its]), digests[info.absolute_path])
         info.latents_npz = live.ValueName(key, f"cachestore:{name}")
-        wanted.append((key, live.Shown(info, _LATENTS_SEE, id=name, latents_npz=info.latents_npz, flags=flags)))
+        wanted.append((key, live.KeyFields(info, _LATENTS_SEE, id=name, latents_npz=info.latents_npz, flags=flags)))
 
     def read_from(bucket: Any) -> Any:
         return lambda name: strategy.load_latents_from_disk(name, bucket)
 
     def encode(batch: Sequence[Any]) -> Any:
         infos = [info for _key, info in batch]
-        with ThreadPoolExecutor(len(infos)) as pool:
-            images = list(pool.map(lambda info: train_util.load_image(info.absolute_path, info.flags[1]), infos))
+        with ThreadPoolExecutor(len(infos)) as threads:
+            images = list(threads.map(lambda info: train_util.load_image(info.absolute_path, info.flags[1]), infos))
         for info, image in zip(infos, images, strict=True):
             info.image = image
         strategy.cache_batch_latents(model, infos, *infos[0].flags)
@@ -83,7 +83,7 @@ def _cache_text(_own: Any, self: Any, models: Sequence[Any], accelerator: Any) -
     for name, info, _subset in _pictures(self):
         key = cs.key("sd-scripts text", json.dumps([how, info.caption_dropout_rate]), info.caption)
         info.text_encoder_outputs_npz = live.ValueName(key, f"cachestore:{name}")
-        wanted.append((key, live.Shown(info, _TEXT_SEES, id=name, text_encoder_outputs_npz=info.text_encoder_outputs_npz)))
+        wanted.append((key, live.KeyFields(info, _TEXT_SEES, id=name, text_encoder_outputs_npz=info.text_encoder_outputs_npz)))
 
     def save(*infos: Any, to_disk: bool = True) -> Any:
         strategy._cache_to_disk = to_disk
