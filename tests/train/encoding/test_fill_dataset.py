@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cachestore as cs
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, EncodeFailed
 from tests.fakes import asks_for, captioned
 from tests.train.encoders import ReadableEncoder
 
@@ -168,3 +168,84 @@ def test_what_cannot_be_used_is_refused_before_anything_is_encoded(store, pictur
 def test_a_sample_without_a_file_of_a_role_says_which_it_has():
     with pytest.raises(BadInput, check=asks_for("role")):
         cs.FillSample("a", (), {}, {}, {}).read()
+
+
+def test_a_join_takes_no_value_of_a_picture_or_caption_that_is_another_now(store, pictures, encoder, caplog):
+    cs.fill_dataset(store, "train/own", encoder)
+    root = store.layout.root
+    assert len(cs.CachedDataset(root, join={"own": "train/own"})) == COUNT
+    edit(pictures / "1.png", b"another picture")
+    edit(pictures / "2.txt", b"another caption")
+    precompute(pictures, root)
+    with pytest.raises(BadInput, match=r"(?s)2 samples.*'1\.png', '2\.png'.*cs\.fill_dataset", check=asks_for("missing")):
+        cs.CachedDataset(root, join={"own": "train/own"})
+    data = cs.CachedDataset(root, join={"own": "train/own"}, missing="drop")
+    assert (list(data.ids), data.missing) == (["0.png", "3.png", "4.png"], {"train/own": ["1.png", "2.png"]})
+    assert "'1.png'" in caplog.text
+    cs.fill_dataset(store, "train/own", encoder)
+    data = cs.CachedDataset(root, join={"own": "train/own"})
+    assert data[data.index("1.png")]["own"].tolist() == [len(b"another picture")]
+
+
+def test_a_join_of_what_no_caption_went_into_stays_when_one_is_edited(store, pictures, encoder):
+    cs.fill_dataset(store, "train/own", encoder, captions=False)
+    edit(pictures / "2.txt", b"another caption")
+    precompute(pictures, store.layout.root)
+    assert len(cs.CachedDataset(store.layout.root, join={"own": "train/own"})) == COUNT
+
+
+def test_a_join_of_what_a_program_published_is_not_compared(store, pictures):
+    with store.session("train/own") as session:
+        session.put(cs.key("one"), {"size": np.zeros(1)})
+        for name in names():
+            session.set(name, value=cs.key("one"))
+    edit(pictures / "1.png", b"another picture")
+    precompute(pictures, store.layout.root)
+    assert len(cs.CachedDataset(store.layout.root, join={"own": "train/own"})) == COUNT
+
+
+def broken(_batch):
+    raise ValueError("no such layer")
+
+
+def test_an_encoder_that_always_fails_is_said_and_takes_nothing_away(store, encoder, caplog):
+    good = cs.fill_dataset(store, "train/own", encoder).generation
+    report = cs.fill_dataset(store, "train/own", broken, fingerprint="2")
+    assert (report.complete, report.failed, report.generation) == (False, COUNT, good)
+    assert "5 of 5 values of 'train/own'" in caplog.text
+    assert "'0.png': ValueError: no such layer" in caplog.text
+    assert len(cs.CachedDataset(store.layout.root, join={"own": "train/own"})) == COUNT
+
+
+@pytest.mark.parametrize("allowed", [0, 1, "20%"])
+def test_a_strict_run_publishes_nothing_if_more_fail_than_may(store, encoder, allowed):
+    cs.fill_dataset(store, "train/own", encoder)
+    before = store.dataset("train/own")
+
+    def encode(batch):
+        return {} if any(sample.id == "2.png" for _key, sample in batch) else encoder(batch)
+
+    if allowed == 0:
+        with pytest.raises(EncodeFailed, match=r"'2\.png'"):
+            cs.fill_dataset(store, "train/own", encode, fingerprint="2", strict=True)
+        assert store.dataset("train/own").generation == before.generation
+    else:
+        assert cs.fill_dataset(store, "train/own", encode, fingerprint="2", strict=True, max_failures=allowed).complete
+        assert store.dataset("train/own")["2.png"] == {}
+
+
+def test_what_failed_is_logged_with_ids_and_reasons_and_lacks_a_value(store, encoder, caplog):
+    def encode(batch):
+        return broken(batch) if any(sample.id == "2.png" for _key, sample in batch) else encoder(batch)
+
+    cs.fill_dataset(store, "train/own", encode)
+    assert "1 of 5 values of 'train/own' could not be encoded" in caplog.text
+    with pytest.raises(BadInput, match=r"1 sample lacks a value in 'train/own': '2\.png'"):
+        cs.CachedDataset(store.layout.root, join={"own": "train/own"})
+
+
+def test_a_data_set_without_values_cannot_be_joined_and_its_generation_is_named(store):
+    cs.fill_dataset(store, "train/own", broken)
+    for wanted in ("train/own", ("train/own", 1)):
+        with pytest.raises(BadInput, match="generation 1 it has no rows", check=asks_for("join")):
+            cs.CachedDataset(store.layout.root, join={"own": wanted})
