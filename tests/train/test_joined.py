@@ -97,6 +97,15 @@ def test_samples_without_a_part_are_refused_or_counted_and_named(root, caplog):
     assert list(pickle.loads(pickle.dumps(data)).ids) == IDS[2:]
 
 
+def test_a_sample_that_lacks_one_of_several_parts_is_named_with_it(root):
+    key = cs.key("train/dino", IDS[0], "dino", "0")
+    with cs.open(root, mode="a") as store:
+        store.publish("two", {sample: {part: key} for sample, part in zip(IDS, "abbbbb", strict=True)})
+    for name, join in (("two", None), ("train", {"dino": "two"})):
+        with pytest.raises(BadInput, match=rf"1 sample lacks the part 'b' in 'two': '{IDS[0]}'"):
+            CachedDataset(root, name, join=join)
+
+
 def test_several_tensors_and_several_parts_have_names_of_their_own(root):
     publish(root, "two", IDS, tensors=lambda sample: {"cls": vector(sample), "map": noise(sample, shape=[2, 3])})
     assert {"dino.cls", "dino.map"} < set(CachedDataset(root, join={"dino": "two"})[0])

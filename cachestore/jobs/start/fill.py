@@ -23,7 +23,7 @@ from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.ranks import find_rank, launch_of, say_conflict
 from cachestore.store.format.catalog import NO_KEY
-from cachestore.store.format.line import OWNER, VALUE, Cells, list_line
+from cachestore.store.format.line import FILLED, OWNER, VALUE, Cells, list_line
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.write.publish import begin, replace_rows
 from cachestore.store.write.writer import Store
@@ -238,7 +238,7 @@ def fill_values(
     if name is not None:
         begin(store.layout, name, "published")
     meta: Mapping[str, Json] = {} if publishing is None else {**publishing.meta, OWNER: publishing.name}
-    encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by, meta)
+    encoder = _CallerEncoder(Recipe(FILLED, {"kind": "values"}), items, encode, limit, group_by, meta)
     rank_info = find_rank(rank, world_size)
     plan = plan_of_keys(encoder.recipe, items, name=name or "", rows=rows)
     publish_plan(store.layout, plan)

@@ -40,6 +40,8 @@ OWNER: Final = "owner"
 """The field of an entry's JSON value that names the data set it was made for. Without an owner it stays for ever."""
 VALUE: Final = "value"
 """The part of a row that `fill` publishes."""
+FILLED: Final = "values"
+"""The encoder that the reports of `fill` name."""
 SESSION: Final = "session/"
 """How the origin of a session's segments begins."""
 BLOCKS: Final = (256, 65_536)
