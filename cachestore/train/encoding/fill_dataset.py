@@ -25,9 +25,11 @@ from cachestore.core.inputs import (
 )
 from cachestore.core.keys import KEY_BYTES, Json, Key, by_key, canonical, digest_opened, digest_parts
 from cachestore.core.samples import images_of
+from cachestore.core.system import quoted
 from cachestore.core.words import plural
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.plan.planning import files_of_request
+from cachestore.jobs.plan.recorded_paths import is_there, source_paths
 from cachestore.jobs.run.task import Cancel, OnProgress, UnitReader
 from cachestore.jobs.share.report import Report
 from cachestore.jobs.start.fill import Publishing, fill_values
@@ -224,6 +226,12 @@ class _Samples:
         if shows.pixels and any(IMPORTED in catalog.request.get(column.encoder, {}) for column in trained):
             raise BadInput(f"the latents of {catalog.name!r} were imported: their pixels are not known exactly", option="pixels")
         files = _files_of(hints, str(store.layout.root)) if catalog.images else None
+        gone = [path for path in source_paths(catalog.request) if not is_there(path)]
+        if catalog.images and gone and catalog.made != "imported":
+            moves = store.layout.command(f"relocate --source {quoted(gone[0])}=NEW")
+            raise BadInput(
+                f"the source {gone[0]} of the data set {catalog.name!r} is gone; if it has moved, run {moves} first", option="like"
+            )
         if shows.pixels and files is None:
             raise BadInput(f"the pictures of {catalog.name!r} were in memory: they cannot be read again", option="pixels")
         by_row = seen_by_row(catalog, captions=shows.captions)

@@ -9,6 +9,7 @@ import pytest
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.jobs.plan.remembered import remember
 from tests.fakes import asks_for, captioned
 from tests.train.encoders import ReadableEncoder
 
@@ -249,3 +250,26 @@ def test_a_data_set_without_values_cannot_be_joined_and_its_generation_is_named(
     for wanted in ("train/own", ("train/own", 1)):
         with pytest.raises(BadInput, match="generation 1 it has no rows", check=asks_for("join")):
             cs.CachedDataset(store.layout.root, join={"own": wanted})
+
+
+def test_the_error_for_an_unknown_generation_names_those_that_can_be_joined(store, encoder):
+    numbers = [cs.fill_dataset(store, "train/own", encoder, fingerprint=str(number)).generation for number in range(3)]
+    with pytest.raises(BadInput, match=f"it has {', '.join(map(str, reversed(numbers)))}", check=asks_for("join")):
+        cs.CachedDataset(store.layout.root, join={"own": ("train/own", 99)})
+    for number in numbers:
+        assert len(cs.CachedDataset(store.layout.root, join={"own": ("train/own", number)})) == COUNT
+
+
+def test_a_source_that_moved_is_said_with_the_command_that_records_it(store, pictures, encoder):
+    moved = pictures.rename(pictures.with_name("moved"))
+    with pytest.raises(BadInput, match=rf"relocate .*--source {pictures}=", check=asks_for("like")):
+        cs.fill_dataset(store, "train/own", encoder)
+    cs.relocate(store.layout.root, {pictures: moved})
+    assert cs.fill_dataset(store, "train/own", encoder).complete
+    assert encoder.ids() == names()
+
+
+def test_no_command_makes_it_again_and_the_error_says_what_made_it(store, encoder):
+    cs.fill_dataset(store, "train/own", encoder)
+    with pytest.raises(BadInput, match="published by a program", check=asks_for("name")):
+        remember(store.layout, "train/own")
