@@ -45,6 +45,7 @@ class _CallerEncoder:
     group_by: Callable[[Any], Hashable] | None
     meta: Mapping[str, Json] = field(default_factory=dict[str, Json])
     """More fields of each entry's JSON value."""
+    has_warned: bool = False
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         del read
@@ -64,6 +65,10 @@ class _CallerEncoder:
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
         """Call the caller's function in this thread. The keys that it returns may be in any form."""
         made = by_key(self.function(list(batch)))
+        if len(batch) > 1 and made.keys() != {key for key, _item in batch} and not self.has_warned:
+            self.has_warned = True
+            wrong = f"encode returned {plural(len(made), 'key')} for a batch of {len(batch)}, or other keys than it got"
+            _log.warning("%s: such batches are encoded again in halves, which takes longer", wrong)
         return lambda: made
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, EncodeFailed
@@ -273,3 +274,33 @@ def test_no_command_makes_it_again_and_the_error_says_what_made_it(store, encode
     cs.fill_dataset(store, "train/own", encoder)
     with pytest.raises(BadInput, match="published by a program", check=asks_for("name")):
         remember(store.layout, "train/own")
+
+
+def without_data(batch):
+    return {key: {"x": torch.zeros(2, device="meta")} for key, _sample in batch}
+
+
+@pytest.mark.parametrize(
+    ("encode", "reason"),
+    [
+        (without_data, "tensor 'x' on the device meta"),
+        (lambda batch: {key: {} for key, _sample in batch}, "tensors with names"),
+        (lambda batch: {key: {0: np.zeros(1)} for key, _sample in batch}, "tensors with names"),
+        (lambda _batch: {cs.key("another"): {"x": np.zeros(1)}}, "keys of its batch"),
+    ],
+    ids=["without data", "no tensor", "a number as name", "another key"],
+)
+def test_what_encode_returned_wrongly_is_the_reason_of_failures(store, encode, reason, caplog):
+    report = cs.fill_dataset(store, "train/own", encode)
+    assert [reason in failure["reason"] for failure in report.failures] == [True] * COUNT
+    assert reason in caplog.text
+
+
+def test_an_encode_that_returns_too_few_keys_is_said_once(store, encoder, caplog):
+    assert cs.fill_dataset(store, "train/own", lambda batch: encoder(batch[:1])).complete
+    assert caplog.text.count("in halves") == 1
+
+
+def test_keys_of_its_own_are_refused_with_the_ones_to_return(store):
+    with pytest.raises(BadInput, match="the keys of its batch"):
+        cs.fill_dataset(store, "train/own", lambda batch: {sample.id: {"x": np.zeros(1)} for _key, sample in batch})
