@@ -206,6 +206,8 @@ def _beside(reader: Reader, name: str, joined: Catalog, base: _Base) -> list[Joi
         prefix = part.encoder if not name else name if len(joined.columns) == 1 else f"{name}.{part.encoder}"
         specs = [] if not first else list(reader.locate(first).specs[0])
         tensors = {prefix if len(specs) == 1 else f"{prefix}.{spec.name}": spec for spec in specs}
+        if first and not specs:
+            raise BadInput(f"the values of the part {part.encoder!r} in {joined.name!r} have no tensors: publish some", option="join")
         outputs = {output: Form((spec.name,), None) for output, spec in tensors.items()}
         columns.append(JoinedColumn(column, TextBlock(outputs, {}, {}, None), tensors, outdated))
     return columns

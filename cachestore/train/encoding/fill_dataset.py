@@ -218,7 +218,9 @@ class _Samples:
         try:
             size = chosen_resolution(catalog, resolution) if shows.pixels or resolution is not None else None
         except BadInput as error:
-            raise BadInput(f"the data set {catalog.name!r} in {store.layout.root}: {error}", option=error.option) from error
+            sizes = dict.fromkeys(str(column.options.get("resolution")) for column in pixels_of(catalog, None))
+            which = f"it was encoded at {' and '.join(sizes)}: choose one, and a name for each" if resolution is None else str(error)
+            raise BadInput(f"the data set {catalog.name!r} in {store.layout.root}: {which}", option=error.option) from error
         latents, trained = [column for column in catalog.columns if column.encoder == LATENTS], pixels_of(catalog, size)
         if shows.pixels and not trained:
             raise BadInput(f"the data set {catalog.name!r} has no latents, so their pixels are not known", option="pixels")
