@@ -113,9 +113,12 @@ def fill_dataset(
 
         def encode(batch):
             features = dino(torch.stack([to_input(sample.pixels) for _key, sample in batch]))
-            return {key: {"dino": row} for (key, _sample), row in zip(batch, features)}
+            return {key: {"features": row} for (key, _sample), row in zip(batch, features)}
 
-        cs.fill_dataset(store, "train/dino", encode, like="train", pixels=True, fingerprint=cs.fingerprint(files=["dino/"]))
+        report = cs.fill_dataset(store, "train/dino", encode, like="train", pixels=True, fingerprint=cs.fingerprint(files=["dino/"]))
+
+    `CachedDataset(join={"dino": "train/dino"})` then has it as `dino`: the name `features` counts only beside other tensors of a value.
+    What fails is logged, and is in `report.failures`; if nothing can be encoded, the data set stays as it was.
 
     Called again, it encodes what is new or changed: a sample with other captions, files, pixels or another id, or all for another
     `fingerprint`. Samples that left the other data set leave this one. A sample has one value, of its whole pictures; with `pixels` one for
