@@ -304,3 +304,16 @@ def test_an_encode_that_returns_too_few_keys_is_said_once(store, encoder, caplog
 def test_keys_of_its_own_are_refused_with_the_ones_to_return(store):
     with pytest.raises(BadInput, match="the keys of its batch"):
         cs.fill_dataset(store, "train/own", lambda batch: {sample.id: {"x": np.zeros(1)} for _key, sample in batch})
+
+
+def test_a_join_at_an_address_takes_no_value_of_another_picture(store, pictures, encoder, tmp_path):
+    pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+    address, root = f"file://{tmp_path}/there", store.layout.root
+    cs.fill_dataset(store, "train/own", encoder)
+    cs.push(root, address)
+    assert len(cs.CachedDataset(address, join={"own": "train/own"}, local=tmp_path / "l")) == COUNT
+    edit(pictures / "1.png", b"another picture")
+    precompute(pictures, root)
+    cs.push(root, address)
+    data = cs.CachedDataset(address, join={"own": "train/own"}, local=tmp_path / "l", missing="drop")
+    assert data.missing == {"train/own": ["1.png"]}
