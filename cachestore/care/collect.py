@@ -59,6 +59,7 @@ from cachestore.store.read.snapshot import Snapshot, list_segments, load_snapsho
 from cachestore.store.read.unfinished import list_data_sets, not_there
 from cachestore.store.write.catalog_writer import mark_dropped
 from cachestore.store.write.commit import commit
+from cachestore.store.write.folding import rows_above
 from cachestore.store.write.link import end_line
 from cachestore.store.write.listing_numbers import spent_numbers
 from cachestore.store.write.made import has_sources
@@ -224,6 +225,7 @@ def collect(
             commit(layout).close()  # before the lists are removed that explain why segments are missing
             freed = remove_marked(layout, removals) + remove_files(layout, files) + sum(remove_plan(layout, plan) for plan in plans)
             mark(layout, [usage.ref.digest for usage in usages if usage.is_idle])
+        to_make = {each for each in found.kept if not apply and rows_above(layout, each)}  # the tables that `--apply` makes
         there = list_segments(layout)
         ends = [each.written + grace_seconds for each in list_marked(layout) if each.segments & there]
         check_for_reading(layout)
@@ -241,7 +243,7 @@ def collect(
         removed=_amount_of(removal.contents for removal in removals),
         copied=sum(len(removal.to_copy) for removal in removals),
         partly=partly,
-        generations={each: len(generations) for each, generations in sorted(found.kept.items()) if generations},
+        generations={each: len(numbers) + (each in to_make) for each, numbers in sorted(found.kept.items()) if numbers},
         held=held,
         held_partly=held_partly,
         held_catalog_bytes=sum(_size_of(layout.catalog(each, n)) for each, kept in found.kept.items() for n in kept[:-1]),

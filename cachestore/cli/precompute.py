@@ -215,7 +215,9 @@ def _print_forecast(arguments: argparse.Namespace, request: "PrecomputeRequest")
 
 
 def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds: float) -> None:
-    """Print the counts, each failure, and the lines of Python that train from the data set (none if `request` is None).
+    """Print the counts, each failure, the slowest part, and the lines of Python that train from the data set.
+
+    If `request` is None, as with `--quiet`, it prints only the first two.
 
     The report counts over the whole pass; `seconds` is the time of this run, and is printed only if an earlier one had a part in it.
     """
@@ -235,7 +237,7 @@ def _print_report(report: "Report", request: "PrecomputeRequest | None", seconds
     seconds_here = f" over all runs, {seconds:.1f} s in this one" if earlier else ""
     usable = "" if report.usable is None else f", {report.usable} of them ready to train on"
     say(f"{counts}; {plural(report.samples, 'sample')}{usable}; {human_bytes(report.bytes)} new, {report.seconds:.1f} s{seconds_here}")
-    if report.stages and report.encoded:
+    if report.stages and report.encoded and request is not None:
         say(stages_in_words(report.stages))
     if report.rechecked:
         say(recheck_in_words(report.rechecked))

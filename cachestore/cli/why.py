@@ -5,6 +5,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cachestore.cli import DAMAGE, USAGE, add_store, near_to, shared_by, tell
 from cachestore.cli.data_sets import add_name, all_unreadable, catalogs_of, made_in_words, row_of, unfinished_in_words
 from cachestore.core.arguments import normal_id
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import FRAMED, RANDOM, WITHIN, cells_each, framing_of
 from cachestore.core.samples import IMAGE, VIDEO
 from cachestore.core.words import noun, plural
@@ -187,6 +188,7 @@ def _answer(reader: "Reader", catalog: "Catalog", row: int, reasons: "_Reasons")
                 }
             )
     lacks = [_NO_PICTURE] if row in reasons.without_picture else []
+    lacks += [f"no key of the part {part!r}: {reasons.of_part(row)}" for part in catalog.lacking_parts(row)]
     is_ready = not lacks and all(cell["state"] == "present" for cell in cells)
     about = {"name": catalog.name, "generation": catalog.generation, "made": catalog.made}
     return {**about, "ready": is_ready, "lacks": lacks, "cells": cells}
@@ -211,6 +213,13 @@ class _Reasons:
             return f"its entry has no valid copy: run {self._layout.command('repair --refill')}"
         return self._failures.get((self._catalog.ids[row], encoder), "it was not made yet: run `cachestore precompute` again")
 
+    def of_part(self, row: int) -> str:
+        """Return why a row of a published data set lacks a part."""
+        from cachestore.store.format.line import FILLED
+
+        failed = self._failures.get((self._catalog.ids[row], FILLED))
+        return f"it could not be encoded ({failed}): call `fill_dataset` or `fill` again" if failed else "set it, or remove this row"
+
     def refused(self) -> list[dict[str, Any]]:
         """Return an answer for each row or file of the source that could not be used when the data set was last listed."""
         from cachestore.jobs.run.pass_counts import OF_SOURCE
@@ -230,6 +239,15 @@ class _Reasons:
         failures = [failure for report in self._reports for failure in report["failures"]]
         return {(failure["sample"], failure["encoder"]): str(failure["reason"]) for failure in failures}
 
+    def _filled_by(self, plan: str) -> str | None:
+        """Return the data set that `fill` published by a plan; its report has no name, as nothing is made again from its plan."""
+        from cachestore.jobs.share.plan import read_outline
+
+        if not self._catalog.has_sources:
+            with suppress(FormatError, OSError):
+                return read_outline(self._layout, plan).catalog
+        return None
+
     @cached_property
     def _reports(self) -> list[Any]:
         """Of the data set's passes, oldest first."""
@@ -240,7 +258,7 @@ class _Reasons:
         for plan in list_plans(self._layout):
             for number in list_passes(self._layout, plan):
                 done = read_done(self._layout, PassRef(plan, number))
-                if done is not None and done.report["name"] == self._catalog.name:
+                if done is not None and self._catalog.name in {done.report["name"], self._filled_by(plan)}:
                     report: Any = done.report
                     reports.append((report["generation"], report.get("listing", 0), number, report))
         reports.sort(key=lambda report: report[:3])

@@ -131,7 +131,7 @@ def by_key(answer: object) -> dict[Key, Any]:
     try:
         return {Key.parse(key): tensors for key, tensors in cast("Mapping[Any, Any]", answer).items()}
     except BadInput as error:
-        raise BadInput(f"encode returned something that is not a key: {error}") from error
+        raise BadInput(f"encode returned something else than the keys of its batch ({error}): return these as you got them") from error
 
 
 def input_key(fingerprint: str, inputs: Mapping[str, str], transform: Mapping[str, Json]) -> Key:

@@ -40,9 +40,12 @@ def fill_their_memory(entries: Iterable[Mapping[str, Any]]) -> bool:
     for value in (value for tensors in entries for value in tensors.values()):
         if torch is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return False
-        memory = value.untyped_storage()
-        used += value.nbytes
-        kept[memory.data_ptr()] = memory.nbytes()
+        try:
+            memory = value.untyped_storage()
+            used += value.nbytes
+            kept[memory.data_ptr()] = memory.nbytes()
+        except (RuntimeError, ValueError):  # it has no data: `to_raw` says so
+            return False
     return 2 * used >= sum(kept.values())
 
 
@@ -87,19 +90,28 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
     import torch
 
     dtype = TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
-    if dtype is None or value.layout is not torch.strided:
-        raise BadInput(f"tensor {name!r} ({value.dtype}, {value.layout}) cannot be stored: {_CAN_BE_STORED}")
-    plain = value.detach()
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
-    flat = plain.cpu().contiguous().reshape(-1)
-    buffer = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    if dtype is None or value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else value.layout
+        raise BadInput(f"tensor {name!r} ({value.dtype}, {kind}) cannot be stored: {_CAN_BE_STORED}")
+    try:
+        plain = value.detach()
+        if plain.is_conj() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
+        flat = plain.cpu().contiguous().reshape(-1)
+    except (NotImplementedError, ValueError) as error:  # on the device "meta", or a parameter that is not initialised
+        raise BadInput(f"tensor {name!r} on the device {value.device} has no data that can be stored") from error
+    try:
+        buffer = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    except RuntimeError as error:  # it stands for others, as inside torch.vmap
+        raise BadInput(f"tensor {name!r} is a {type(value).__name__} without data of its own") from error
     return dtype, tuple(value.shape), buffer
 
 
 def _raw_from_numpy(name: str, value: "np.ndarray[Any, Any]") -> RawTensor:
     kind = value.dtype
     dtype = _name_of(kind)
+    if hasattr(value, "mask"):
+        raise BadInput(f"array {name!r} is masked, and a mask is not stored: use `array.filled(...)`")
     if dtype is None:
         raise BadInput(f"array {name!r} ({kind}) cannot be stored: {_CAN_BE_STORED}")
     if not value.size:

@@ -227,6 +227,9 @@ class RemoteReader(Reader):
         where = KEYS.segment(digest)
         return parse_contents(parse_start(start, size, where=where), size, where=where)
 
+    def _contents_of(self, segment: "SegmentRef") -> SegmentContents:
+        return ask_until_sure(lambda: self._contents(segment.digest, segment.size_bytes))
+
     @property
     def inventory(self) -> Inventory:
         """The files at the address, as they were when a snapshot was taken last."""

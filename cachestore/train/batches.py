@@ -226,8 +226,8 @@ class BucketBatchSampler:
         epoch = as_whole("epoch", epoch, least=0) + self._epochs_before
         if epoch != self._epoch or self._is_finished:
             if self._is_resumed and self._start:
-                left = epoch, self._epoch, self._start
-                _log.warning("set_epoch(%d) leaves epoch %d, which was resumed after %d batches: to finish it, do not set another", *left)
+                left = epoch, self._epoch, plural(self._start, "batch", "batches")
+                _log.warning("set_epoch(%d) leaves epoch %d, which was resumed after %s: to finish it, do not set another", *left)
             self._go_to(epoch, 0)
         self._tell_data()
 
@@ -257,9 +257,7 @@ class BucketBatchSampler:
             epoch, consumed = self._epoch + 1, 0
         else:
             epoch, consumed = self._epoch, self._start + self._yielded * seat.step
-        joined = self._joined()
-        beside = {"joined": joined} if joined else {}
-        return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **beside, **self._settings()}
+        return {"epoch": epoch, "consumed": consumed, "digest": self._data.digest, **self._opened(), **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of another sampler. Raises BadInput if that had another data set or another order."""
@@ -268,19 +266,14 @@ class BucketBatchSampler:
         if missing:
             lacks = f"it lacks {', '.join(missing)}; pass what state_dict() returned"
             raise BadInput(f"this is not the state of a BucketBatchSampler: {lacks}", option="state")
-        if state.get("joined", ours := self._joined()) != ours and state["digest"] != self._data.digest:
-            raise BadInput(
-                f"when the state was saved, the data set was joined to {state['joined']}, but it is joined to {ours or 'nothing'} now: the"
-                " saved position means nothing with other samples. Open the data set with the same join=, or begin the epoch anew",
-                option="join",
-            )
-        for name, ours in {"digest": self._data.digest, **self._settings()}.items():
+        if state["digest"] != self._data.digest:
+            raise self._other_samples(state)
+        for name, ours in self._settings().items():
             if state[name] != ours:
-                what = "catalog's digest" if name == "digest" else name
                 raise BadInput(
-                    f"the {what} was {state[name]!r} when the state was saved, but is {ours!r} now: the saved position means"
+                    f"the {name} was {state[name]!r} when the state was saved, but is {ours!r} now: the saved position means"
                     " nothing in the new order. Pass the same as then, or begin the epoch anew",
-                    option="state" if name == "digest" else name,
+                    option=name,
                 )
         self._resume_at(*(as_whole(f"{name} of the state", state[name], least=0) for name in ("epoch", "consumed")))
 
@@ -299,10 +292,21 @@ class BucketBatchSampler:
                 "the rest of epoch %d leaves out %d batches of %d samples at its end, which cannot be divided among %d ranks", *left
             )
 
-    def _joined(self) -> dict[str, list[str | int]]:
-        """By name, the joined data sets and their generations, as JSON."""
-        found: Mapping[str, tuple[str, int]] = getattr(self._data, "joined", {})
-        return {name: list(wanted) for name, wanted in found.items()}
+    def _opened(self) -> dict[str, Any]:
+        """The arguments that open the data set as it is, as JSON: its generation and, by name, the joined data sets with theirs."""
+        joined: Mapping[str, tuple[str, int]] = getattr(self._data, "joined", {})
+        found = {"generation": getattr(self._data, "generation", None), "joined": {name: list(wanted) for name, wanted in joined.items()}}
+        return {name: value for name, value in found.items() if value not in (None, {})}
+
+    def _other_samples(self, state: Mapping[str, Any]) -> BadInput:
+        """The error for a saved position in a data set with another digest."""
+        ours, names = self._opened(), {"joined": "join", "generation": "generation"}
+        differing = [name for name in names if state.get(name) != ours.get(name)]
+        as_then = " and ".join(f"{names[name]}={state[name]!r}" for name in ("generation", "joined") if name in state)
+        now = " and ".join(f"{names[name]}={ours[name]!r}" for name in ("generation", "joined") if name in ours) or "others"
+        why = f"the data set had other samples when the state was saved, and a position in it means nothing among those of now ({now})"
+        advice = f"open the data set with {as_then}" if differing and as_then else "choose the samples of then (resolution, select, split)"
+        return BadInput(f"{why}: {advice}, or begin the epoch anew", option=names[differing[0]] if differing else "state")
 
     def _settings(self) -> dict[str, Any]:
         return {"seed": self._order.seed, "batch_size": self._order.size, "shuffle": self._order.shuffle, "tail": self._order.tail}

@@ -31,7 +31,7 @@ from cachestore.train.check import check_model
 from cachestore.train.collate import SampleDict, collate, refuse_foreign_collate
 from cachestore.train.epoch import Epoch
 from cachestore.train.features import Feature, features_of
-from cachestore.train.joined import Missing, lacking, parse_joins, read_joined, read_state, refuse_missing
+from cachestore.train.joined import Missing, parse_joins, read_joined, read_state, refuse_missing
 from cachestore.train.rows import RowReader
 from cachestore.train.selection import DataOptions, Selection, index_in, join_all
 from cachestore.train.split import split_indices
@@ -141,9 +141,9 @@ class CachedDataset(Dataset[SampleDict]):
             catalog, options = join_all(reader, catalog, options, joined_catalogs)
             self._read_from(reader, Selection.of(catalog, options, Epoch()))
             if self.missing and missing == "error":
-                refuse_missing(self.missing)
-            for data_set, ids in self.missing.items():
-                _log.warning("%s: %s", options.called, lacking(data_set, ids))
+                refuse_missing(self._selection.lacking)
+            for lacking in self._selection.lacking if self.missing else ():
+                _log.warning('%s: left out, as missing="drop" asks for: %s', options.called, lacking)
             self._selection.check_captions(reader.__contains__)
             joined = (one.column for join in options.joins for one in join.columns)
             reader.make_room_for([*catalog.columns, *joined], options.called)
@@ -316,7 +316,7 @@ class CachedDataset(Dataset[SampleDict]):
 
     @property
     def missing(self) -> Mapping[str, Sequence[str]]:
-        """By joined data set, the ids of samples that are left out, as it has no part for them."""
+        """By joined data set, the ids of samples that are left out, as it has no value for them, or one of what they were before."""
         return self._selection.missing
 
     @property

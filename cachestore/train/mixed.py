@@ -287,7 +287,7 @@ def _check_alike(one: CachedDataset, other: CachedDataset) -> None:
     why, differing = "", "datasets"
     if one.fields != other.fields or one.latents_form != other.latents_form:
         what = [f"{', '.join(sorted(data.fields)) or 'nothing'} (latents={data.latents_form!r})" for data in (one, other)]
-        why, differing = f"one returns {what[0]}, the other {what[1]}; pass both the same fields= and latents=", "fields"
+        why, differing = f"one returns {what[0]}, the other {what[1]}; pass both the same fields=, latents= and join=", "fields"
     elif len(one) and len(other) and one.has_control_lists != other.has_control_lists:
         counts = "the samples of one have exactly one control image each, those of the other have lists of them"
         why = f"{counts}. Encode both with one for each sample, or train on them one after the other"

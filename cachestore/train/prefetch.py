@@ -146,6 +146,11 @@ class Prefetcher(Dataset[Any]):
         """The joined data sets of the data set, if it has any."""
         return getattr(self._data, "joined", {})
 
+    @property
+    def generation(self) -> int | None:
+        """The generation of the data set, if it has one."""
+        return getattr(self._data, "generation", None)
+
     def __repr__(self) -> str:
         return repr(self._data)
 

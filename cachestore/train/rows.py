@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cachestore.core.arguments import as_text
-from cachestore.core.errors import BadInput, FormatError, MissingEntry
+from cachestore.core.errors import BadInput, MissingEntry
 from cachestore.core.forked import in_one_thread
 from cachestore.core.samples import MASK
 from cachestore.core.tensors import RawTensor, to_torch
@@ -131,7 +131,7 @@ class RowReader:
         for part, entries in zip(parts, stored, strict=True):
             if isinstance(part, TextPart):
                 if part.stored and part.stored != frozenset(entries[0]):
-                    raise FormatError(_unlike(sample_id, part, entries[0]))
+                    raise BadInput(_unlike(sample_id, part, entries[0]), option="join")
                 sample |= read_outputs(part.block, entries[0])
             elif isinstance(part, LatentsPart):
                 sample[part.name] = read_latents(part.block, part.form, entries[0], part.seeds[0])

@@ -122,13 +122,14 @@ def join_all(reader: Reader, catalog: Catalog, options: DataOptions, joined: Map
     """Join data sets to a catalog. Returns the catalog as rows and columns, and the options with the joins. Raises as `Join.of`."""
     found: list[Join] = []
     counts: int | NDArray[np.int64] = 1
+    resolution: int | None = None
     if catalog.made not in HAVE_SOURCES:
         own, catalog = Join.of_itself(reader, catalog), without_parts(catalog)
         found = [own] if own.columns else []
     elif joined:
         resolution = chosen_resolution(catalog, options.resolution)
         counts = count_variants(catalog, trained_column(catalog, resolution, options.latents), resolution)
-    found += [Join.of(reader, name, one, catalog, counts) for name, one in joined.items()]
+    found += [Join.of(reader, name, one, catalog, counts, resolution=resolution) for name, one in joined.items()]
     return catalog, replace(options, joins=tuple(found))
 
 
@@ -218,6 +219,12 @@ class Selection:
                 lack = found.setdefault(join.data_set, dict[str, None]())  # which may be joined twice, in two generations
                 lack.update((ids[row], None) for row in rows)
         return {data_set: list(lack) for data_set, lack in found.items()}
+
+    @property
+    def lacking(self) -> list[str]:
+        """Which samples are complete but for the parts of joined data sets, and why, in words."""
+        complete, ids = complete_rows(self.catalog), self.catalog.ids
+        return [text for join in self.options.joins for text in join.lacking(complete, ids)]
 
     def hand_over(self) -> dict[str, Any]:
         """What `take_over` needs in another process: options, the shared epoch, and what is known about all rows. No rows."""
@@ -366,7 +373,7 @@ class Selection:
         if normal in self._indices:
             return self._indices[normal]
         if lacks := next((data_set for data_set, ids in self.missing.items() if normal in ids), None):
-            raise MissingEntry(f"sample {sample_id!r} of {self.options.called} is left out, as {lacks!r} has no part for it")
+            raise MissingEntry(f"sample {sample_id!r} of {self.options.called} is left out, as {lacks!r} has no value that was made for it")
         row = next((row for row, found in enumerate(self.catalog.ids) if found == normal), None)
         if row is not None and not self.catalog.is_complete(row):
             command = self.options.layout.command(f"why {system.quoted(normal)}")

@@ -67,6 +67,14 @@ def test_what_no_row_names_any_more_goes_and_the_rest_stays(store):
     assert store.get(key("edit 19"), as_numpy=True)["x"].shape == (8,)
 
 
+def test_a_dry_run_counts_the_generations_that_stay_once_it_is_applied(store):
+    session = store.session("own")
+    put(session, "a", "one")
+    session.flush()  # an entry above the first table
+    dry = collect(store.layout.root, apply=False).generations
+    assert dry == collect(store.layout.root, apply=True).generations == {"own": 2}
+
+
 def test_what_only_an_older_generation_names_stays_as_long_as_it(store):
     store.publish("own", {})
     with store.session("own") as session:

@@ -65,6 +65,12 @@ def test_quiet_says_nothing_but_the_result(asked, work_here, capfd):
     assert json.loads(out)["complete"]
 
 
+def test_quiet_prints_counts_and_the_data_set_alone(asked, work_here, capfd):
+    assert main([*map(str, asked), "--quiet"]) == OK
+    out, err = capfd.readouterr()
+    assert ([line.split()[0] for line in out.splitlines()], err) == (["13", "data"], "")
+
+
 def test_a_person_gets_counts_and_the_lines_that_train(asked, work_here, capfd):
     assert main(list(map(str, asked))) == OK
     out = capfd.readouterr().out

@@ -7,6 +7,8 @@ import pytest
 
 import cachestore as cs
 from cachestore.cli import DAMAGE, ERROR, OK, main
+from cachestore.store.format.catalog import rows_with_parts
+from cachestore.store.read.stats import stats
 from cachestore.store.write.folding import make_table
 from tests import fakes
 from tests.fakes import FakeEncoder, captions
@@ -55,7 +57,7 @@ def test_all_commands_have_the_same_names(built, run):
     assert cs.open(built).names() == NAMES
     assert [one["name"] for one in run("stats", "--json")["catalogs"]] == NAMES
     assert list(dict.fromkeys(one["name"] for one in run("ls", "--samples", "--json")["samples"])) == NAMES[1:]  # one has no sample
-    assert list(run("why", "--json")["unused"]) == NAMES
+    assert list(run("why", "--json", code=DAMAGE)["unused"]) == NAMES
     found = run("status", "--json")
     assert sorted([*found["without_runs"], *(one["name"] for one in found["plans"])]) == NAMES
     assert [one["name"] for one in run("show", "--command", "--json")["data_sets"]] == NAMES
@@ -74,7 +76,7 @@ def test_a_dropped_one_is_not_there(run, command):
 def test_stats_says_rows_parts_and_what_made_them(run):
     lines = run("stats").splitlines()
     assert "table: 2 rows, 2 of them with all their values (vector), generation 2, published by a program" in lines
-    assert "train/dino: 2 rows, 2 of them with all their values (dino, near), generation 3, published by a program" in lines
+    assert "train/dino: 2 rows, 1 of them with all their values (dino, near), generation 3, published by a program" in lines
     assert "files: 1 row, 1 of them with all their values (file), generation 2, saved as files by a program" in lines
     assert "empty: 0 rows, 0 of them with all their values (no part), generation 1, published by a program" in lines
     assert {one["name"]: one["made"] for one in run("stats", "--json")["catalogs"]}["files"] == "files"
@@ -82,7 +84,7 @@ def test_stats_says_rows_parts_and_what_made_them(run):
 
 def test_ls_lists_rows_with_their_parts_and_columns(run):
     lines = run("ls", "--samples", "--name", "train/dino").splitlines()
-    assert [line.split("  ")[2:4] for line in lines] == [["dino, near (2)", "ready"], ["dino", "ready"]]
+    assert [line.split("  ")[2:4] for line in lines] == [["dino, near (2)", "ready"], ["dino", "NOT READY"]]
     [first, _second] = run("ls", "--samples", "--name", "table", "--json")["samples"]
     assert (first["parts"], first["columns"], first["made"]) == ({"vector": 1}, {"score": 0.5}, "published")
     assert len(run("ls", "--name", "train/dino", "--keys").splitlines()) == 3
@@ -172,3 +174,32 @@ def test_an_older_generation_is_not_shown_without_a_word(tmp_path, capsys):
     for command in (["stats"], ["ls", "--samples"], ["why"], ["why", "a"], ["show", "a"]):
         main([command[0], str(tmp_path / "store"), *command[1:]])
         assert f"'own' cannot be read as it is now, so generation {shown} is shown" in capsys.readouterr().out
+
+
+def test_a_row_without_a_key_of_a_part_is_not_ready_and_says_which(built, run):
+    told = run("why", "only here", code=DAMAGE)
+    assert "no key of the part 'near': set it, or remove this row" in told
+    assert "1 of 2 rows is not ready" in run("why", "--name", "train/dino", code=DAMAGE)
+
+
+@pytest.mark.parametrize("fails", [1, 3])
+def test_a_row_that_could_not_be_encoded_is_not_ready_and_says_why(tmp_path, fails, capsys):
+    wanted = [(cs.key(name), name) for name in "abc"]
+
+    def encode(batch):
+        if any(item in "abc"[:fails] for _key, item in batch):
+            raise ValueError("no such layer")
+        return {key: {"x": np.zeros(1)} for key, _item in batch}
+
+    with cs.open(tmp_path / "s", mode="a") as store:
+        cs.fill(store, wanted, encode, publish_as="own")
+        if fails == len(wanted):  # nothing was published: rows without any part
+            store.publish("own", {name: {} for name in "abc"})
+        catalog = store.dataset("own").catalog
+    [counted] = stats(tmp_path / "s").catalogs
+    assert (counted.samples, counted.complete) == (3, 3 - fails)
+    assert (
+        [catalog.is_complete(row) for row in range(3)] == rows_with_parts(catalog).tolist() == [name not in "abc"[:fails] for name in "abc"]
+    )
+    assert main(["why", str(tmp_path / "s"), "a"]) == DAMAGE
+    assert "ValueError: no such layer" in capsys.readouterr().out

@@ -117,6 +117,7 @@ def test_a_contiguous_array_is_not_copied():
         np.zeros(2, "f8,i4"),
         np.zeros(2, "c16"),
         np.zeros(2, "M8[s]"),
+        np.ma.masked_array([1.0, 2.0], [False, True]),
     ],
     ids=lambda value: f"{type(value).__name__} {getattr(value, 'dtype', '')}",
 )
@@ -205,9 +206,15 @@ class TestTorch:
         assert bytes(buffer) == b"\x09\0\0\0"
 
     def test_what_cannot_be_stored_is_refused_by_name(self, torch):
-        for value in (torch.zeros(2, dtype=torch.complex128), torch.zeros(2, 2).to_sparse()):
-            with pytest.raises(BadInput):
+        dense = torch.zeros(2, 2)
+        values = [torch.zeros(2, dtype=torch.complex128), dense.to_sparse(), dense.to_mkldnn(), torch.zeros(2, device="meta")]
+        values += [torch.nn.parameter.UninitializedParameter(), torch.nested.as_nested_tensor([dense, dense[:1]], layout=torch.jagged)]
+        with pytest.warns(match="deprecated"):
+            values += [torch.quantize_per_tensor(dense, 1.0, 0, torch.qint8)]
+        for value in values:
+            with pytest.raises(BadInput, match="'x'"):
                 to_raw({"x": value})
+            fill_their_memory([{"x": value}])  # is asked first, and raises nothing
 
     def test_torch_and_numpy_write_the_same_bytes(self, torch):
         array = np.arange(6, dtype=np.float32).reshape(2, 3)

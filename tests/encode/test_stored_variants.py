@@ -369,3 +369,51 @@ def test_fill_dataset_gives_the_pixels_that_each_cell_of_the_latents_was_made_of
             assert all(np.allclose(ours["moments"], theirs["moments"], atol=1e-4) for ours, theirs in zip(values, stored, strict=True))
         assert cs.fill_dataset(store, "train/own", encode, pixels=True, resolution=resolution).encoded == 0
     assert all(len(one) == 1 for one in shapes)
+
+
+def test_a_join_takes_no_value_of_pixels_that_are_cut_in_another_way(made, tmp_path):
+    root = tmp_path / "store"
+    shutil.copytree(made[1], root)
+
+    def encode(batch):
+        return {key: {"mean": np.array([0 if sample.pixels is None else sample.pixels.mean()])} for key, sample in batch}
+
+    def opened(resolution, **options):
+        return cs.CachedDataset(root, resolution=resolution, join={"own": "own"}, **options)
+
+    with cs.open(root, mode="a") as store:
+        cs.fill_dataset(store, "own", encode, pixels=True, resolution=64)
+        assert len(opened(64)) == len(SIZES)
+        with pytest.raises(BadInput, check=asks_for("missing")):
+            opened(32)
+        assert list(opened(32, missing="drop").missing) == ["own"]
+        cs.fill_dataset(store, "own", encode)
+        assert [len(opened(each)) for each in RESOLUTIONS] == [len(SIZES)] * len(RESOLUTIONS)  # of whole pictures: right for all
+
+
+def test_a_join_takes_no_plain_pixels_for_mirrored_ones(built, tmp_path):
+    manifest, root = make_data(tmp_path / "data"), tmp_path / "store"
+
+    def precompute(**options):
+        plain: dict[str, Any] = {**OPTIONS, "resolution": 32, "variants": 1, "crop": "center", **options}
+        cs.precompute(manifest, model=built("flux").folder, store=root, inline=True, **plain)
+
+    def encode(batch):
+        return {key: {"left": sample.pixels[:, 0].astype(np.float32)} for key, sample in batch}
+
+    precompute(flip=False)
+    with cs.open(root, mode="a") as store:
+        cs.fill_dataset(store, "own", encode, pixels=True, batch_size=1)
+        precompute(flip=True)
+        with pytest.raises(BadInput, check=asks_for("missing")):
+            cs.CachedDataset(root, join={"own": "own"})
+        cs.fill_dataset(store, "own", encode, pixels=True, batch_size=1)
+        data = cs.CachedDataset(root, join={"own": "own"})
+        precompute(flip=False, replace=True)
+        with pytest.raises(BadInput, check=asks_for("missing")):
+            cs.CachedDataset(root, join={"own": "own"})
+    found = []
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        found.append(data[0]["own"])
+    assert not torch.equal(*found)

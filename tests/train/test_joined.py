@@ -1,6 +1,7 @@
 """Published tensors beside the rows of a data set, by sample id: in samples, batches, parts, mixes, workers and saved positions."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import cachestore as cs
-from cachestore.core.errors import BadInput, FormatError, MissingEntry
+from cachestore.core.errors import BadInput, MissingEntry
 from cachestore.store.read.rows import Rows
 from cachestore.train.batches import BucketBatchSampler
 from cachestore.train.dataset import CachedDataset
 from cachestore.train.joined import Join, read_state
 from cachestore.train.mixed import MixedDataset
+from tests.fakes import asks_for
 from tests.train.stores import Row, make_store, noise, recipes
 
 pytestmark = pytest.mark.torch
@@ -97,6 +99,15 @@ def test_samples_without_a_part_are_refused_or_counted_and_named(root, caplog):
     assert list(pickle.loads(pickle.dumps(data)).ids) == IDS[2:]
 
 
+def test_a_sample_that_lacks_one_of_several_parts_is_named_with_it(root):
+    key = cs.key("train/dino", IDS[0], "dino", "0")
+    with cs.open(root, mode="a") as store:
+        store.publish("two", {sample: {part: key} for sample, part in zip(IDS, "abbbbb", strict=True)})
+    for name, join in (("two", None), ("train", {"dino": "two"})):
+        with pytest.raises(BadInput, match=rf"1 sample lacks the part 'b' in 'two': '{IDS[0]}'"):
+            CachedDataset(root, name, join=join)
+
+
 def test_several_tensors_and_several_parts_have_names_of_their_own(root):
     publish(root, "two", IDS, tensors=lambda sample: {"cls": vector(sample), "map": noise(sample, shape=[2, 3])})
     assert {"dino.cls", "dino.map"} < set(CachedDataset(root, join={"dino": "two"})[0])
@@ -153,10 +164,24 @@ def test_a_saved_position_is_of_the_joined_generation(root):
 def test_a_loader_saves_the_joined_generation_with_its_position(root):
     state = cs.make_loader(CachedDataset(root, join={"dino": "train/dino"}), batch_size=2).state_dict()
     assert state["joined"] == {"dino": ["train/dino", CachedDataset(root, "train/dino").generation]}
+    assert state["generation"] == CachedDataset(root).generation
     publish(root, "train/dino", IDS, turn=1)
     with pytest.raises(BadInput) as raised:
         cs.make_loader(CachedDataset(root, join={"dino": "train/dino"}), batch_size=2).load_state_dict(state)
     assert raised.value.option == "join"
+
+
+def test_a_position_of_another_generation_names_all_that_opens_the_one_of_then(root):
+    state = cs.make_loader(CachedDataset(root, join={"dino": "train/dino"}), batch_size=2).state_dict()
+    publish(root, "train/dino", IDS, turn=1)
+    make_store(root, [Row(sample, captions=["another"]) for sample in IDS], recipes())
+    now = CachedDataset(root, join={"dino": "train/dino"})
+    assert now.generation > state["generation"]
+    then = rf"generation={state['generation']} and join={re.escape(repr(state['joined']))}"
+    with pytest.raises(BadInput, match=then, check=asks_for("join")):
+        cs.make_loader(now, batch_size=2).load_state_dict(state)
+    pinned = CachedDataset(root, generation=state["generation"], join=state["joined"])  # as it is in a checkpoint, lists and all
+    cs.make_loader(pinned, batch_size=2).load_state_dict(state)
 
 
 def test_samples_that_lack_a_part_in_either_of_two_generations_are_named(root):
@@ -235,7 +260,7 @@ def test_an_entry_with_other_tensors_than_the_first_is_an_error_that_names_its_s
     assert data.read_batch([0, 2])["dino.cls"].shape == (2, 5)
     mixed = MixedDataset([data, data])
     for read in (lambda: data[4], lambda: data.read_batch([0, 4]), lambda: mixed.read_batch([0, 4]), lambda: data.__getitems__([4])):
-        with pytest.raises(FormatError, match=repr(IDS[4])):
+        with pytest.raises(BadInput, match=repr(IDS[4]), check=asks_for("join")):
             read()
 
 
@@ -310,3 +335,9 @@ def test_parts_of_another_kind_are_not_mixed(root, like):
     with pytest.raises(BadInput) as raised:
         MixedDataset([CachedDataset(root, join={"dino": name}) for name in ("train/dino", "other")])
     assert raised.value.option == "join"
+
+
+def test_values_without_tensors_cannot_be_joined(root):
+    publish(root, "nothing", IDS, tensors=lambda _sample: {})
+    with pytest.raises(BadInput, match="no tensors", check=asks_for("join")):
+        CachedDataset(root, join={"dino": "nothing"})

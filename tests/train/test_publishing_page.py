@@ -46,6 +46,7 @@ def rows(name):
 def test_the_page_has_lines_for_each_of_these():
     assert list(lines()) == [
         "Features beside latents: a whole example",
+        "Join and resume",
         "Publish a table at once",
         "Publish as you go: a session",
         "The cache of a trainer, as named files",
@@ -64,6 +65,22 @@ def test_the_whole_example_trains_with_features_of_each_sample(names):
     exec(lines()["Features beside latents: a whole example"].replace("batch_size=8", "batch_size=2"), names)
     assert steps == [(2, 2)] * (COUNT // 2)
     assert sorted(seen) == [[number, 0, 0] for number in range(COUNT)]
+
+
+def test_the_lines_on_resuming_go_on_where_the_generations_of_then_are(names):
+    def fill(fingerprint):
+        with cs.open("cache/", mode="a") as store:
+            cs.fill_dataset(store, "train/dino", lambda batch: {key: {"x": np.zeros(2)} for key, _sample in batch}, fingerprint=fingerprint)
+
+    fill("1")
+    names["loader"] = loader = cs.make_loader(cs.CachedDataset("cache/", join={"dino": "train/dino"}), batch_size=2)
+    next(iter(loader))
+    saved, resumed = lines()["Join and resume"].split("\n\n")
+    exec(saved, names)
+    fill("2")
+    exec(resumed.replace("batch_size=8", "batch_size=2"), names)
+    assert names["data"].joined == {"dino": ("train/dino", names["state"]["joined"]["dino"][1])}
+    assert len(list(names["loader"])) == COUNT // 2 - 1
 
 
 def test_the_lines_on_a_table_publish_a_score_of_each_picture(names):

@@ -46,7 +46,7 @@ def remember(layout: Layout, name: str) -> Remembered:
     catalog, begun = newest_catalog(layout, name, io="mmap"), _last_begun(layout, name)
     if catalog is None and begun is None:
         raise no_data_set(layout, name, name_all(layout))
-    if catalog is not None and begun is None and not catalog.has_sources:
+    if catalog is not None and not catalog.has_sources:
         raise BadInput(f"the data set {name!r} was {MADE[catalog.made]}: no command makes it again", option="name")
     hints = [] if catalog is None else [dict(one) for one in catalog.request.values()]
     asked = dict(begun.request) if begun is not None else {}

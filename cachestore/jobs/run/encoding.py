@@ -25,6 +25,7 @@ from cachestore.jobs.share.ledgers import Outcome
 from cachestore.jobs.share.passes import PassRef
 from cachestore.jobs.share.stages import Stages
 from cachestore.jobs.share.workers import COUNTS, Heartbeat
+from cachestore.store.format.line import FILLED
 from cachestore.store.write.append import Acknowledged, Appender
 
 T = TypeVar("T")
@@ -302,16 +303,20 @@ def _made(one: _Pending) -> Mapping[Key, Mapping[str, Any]]:
     """Wait for the tensors of a batch and check their keys. Raises EncodeFailed, or any error of the encoder."""
     if isinstance(one.result, Exception):
         raise one.result
-    answer, who = one.result(), f"the encoder {one.state.encoder.recipe.encoder!r}"
+    answer, encoder = one.result(), one.state.encoder.recipe.encoder
+    who = "`encode`" if encoder == FILLED else f"the encoder {encoder!r}"
     if set(answer) != {unit.key for unit in one.batch}:
         raise EncodeFailed(
             f"{who} returned {plural(len(answer), 'key')}, not exactly the {plural(len(one.batch), 'key')} that it was asked for: let it"
-            " return {name: tensor} for each"
+            " return {key: {name: tensor}} with the keys of its batch, as it got them"
         )
     if not all(_are_named(tensors) for tensors in answer.values()):
-        raise EncodeFailed(f"{who} returned something other than tensors: let it return {{name: tensor}} for each key")
+        raise EncodeFailed(f"{who} returned something other than tensors with names: let it return {{name: tensor}} for each key")
     return answer
 
 
 def _are_named(tensors: Any) -> bool:
-    return isinstance(tensors, Mapping) and all(isinstance(name, str) for name in cast("Mapping[object, object]", tensors))
+    if not isinstance(tensors, Mapping):
+        return False
+    names = [*cast("Mapping[object, object]", tensors)]
+    return bool(names) and all(isinstance(name, str) for name in names)

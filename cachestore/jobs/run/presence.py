@@ -31,7 +31,7 @@ from cachestore.jobs.plan.columns import (
 from cachestore.jobs.run.task import FileReader
 from cachestore.jobs.share.outcomes import FOUND, Mask, Numbers, Outcomes
 from cachestore.jobs.share.plan import Plan, Unit
-from cachestore.store.format.catalog import FACTS, Catalog, KeyColumn
+from cachestore.store.format.catalog import FACTS, Catalog, KeyColumn, rows_with_parts
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.snapshot import Snapshot
 
@@ -171,8 +171,8 @@ class Presence:
 
 
 def ready_rows(catalog: Catalog, snapshot: Snapshot) -> Mask:
-    """Return which rows of a catalog have all their entries in the store, as a mask."""
-    ready = np.ones(len(catalog), np.bool_)
+    """Return which rows of a catalog lack no part and have all their entries in the store, as a mask."""
+    ready = rows_with_parts(catalog)
     for column in catalog.columns:
         lacking = np.concatenate([[0], np.cumsum(~held_keys(snapshot, rows(column.keys, KEY_BYTES)))])
         at = numbers(column.at)

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Literal, NoReturn, cast
 
 from cachestore.core.arguments import as_pairs, as_switch, as_text, as_whole, check_calls, check_function, normal_id, refuse
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json, Key, Recipe, by_key
+from cachestore.core.words import plural
 from cachestore.encode.batching.unit import Prepared, Read, Resolved, Result
 from cachestore.files.marker import noticing_its_end
 from cachestore.jobs.plan.option_types import allowed_failures
@@ -22,14 +23,12 @@ from cachestore.jobs.share.report import Report, held_to
 from cachestore.jobs.share.workers import Heartbeat
 from cachestore.jobs.start.ranks import find_rank, launch_of, say_conflict
 from cachestore.store.format.catalog import NO_KEY
-from cachestore.store.format.line import OWNER, Cells
+from cachestore.store.format.line import FILLED, OWNER, VALUE, Cells, list_line
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.write.made import begin
 from cachestore.store.write.publish import replace_rows
 from cachestore.store.write.writer import Store
 
-VALUE: Final = "value"
-"""The part of a row that `fill` publishes."""
 FILL_BATCH: Final = 16
 """Items in one call of `encode`, if the caller passes no batch size."""
 
@@ -45,14 +44,14 @@ class _CallerEncoder:
     function: Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]
     limit: int
     group_by: Callable[[Any], Hashable] | None
-    owner: str = ""
-    """The data set that the values belong to; empty for none."""
+    meta: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    """More fields of each entry's JSON value."""
+    has_warned: bool = False
 
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         del read
         key = Key.parse(request["key"])
-        owner: dict[str, Json] = {OWNER: self.owner} if self.owner else {}
-        return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder, **owner})
+        return Resolved(key, self.items[key], {}, {"encoder": self.recipe.encoder, **self.meta})
 
     def prepare(self, resolved: Resolved) -> Prepared:
         return Prepared(resolved.item, self.group_by(resolved.item) if self.group_by else None)
@@ -67,6 +66,10 @@ class _CallerEncoder:
     def submit(self, batch: Sequence[tuple[Key, Any]]) -> Result:
         """Call the caller's function in this thread. The keys that it returns may be in any form."""
         made = by_key(self.function(list(batch)))
+        if len(batch) > 1 and made.keys() != {key for key, _item in batch} and not self.has_warned:
+            self.has_warned = True
+            wrong = f"encode returned {plural(len(made), 'key')} for a batch of {len(batch)}, or other keys than it got"
+            _log.warning("%s: such batches are encoded again in halves, which takes longer", wrong)
         return lambda: made
 
     def close(self) -> None:
@@ -96,15 +99,37 @@ def id_of(item: Any) -> str:
     return found
 
 
-def _publish(store: Store, plan: Plan, failed: Mapping[int, str]) -> int:
-    """Publish the rows of a plan. A row of several keys of which one failed has none: which is which would not be known."""
-    keys = [Key(raw) for raw in plan.unit_ids]
-    [(at, units)] = plan.cells
-    rows: dict[str, Cells] = {}
-    for row, sample in enumerate(plan.ids):
-        of_row = units[at[row] : at[row + 1]]
-        rows[sample] = () if failed.keys() & set(of_row) else tuple(keys[unit] for unit in of_row)
-    return replace_rows(store, plan.catalog, VALUE, rows)
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """The data set that pairs become, with more fields of each entry's JSON value."""
+
+    name: str
+    meta: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+    def publish(self, store: Store, plan: Plan, allowed: int | None, failed: Mapping[int, str]) -> int:
+        """Publish the rows of a plan. A row of several keys of which one failed has none: which is which would not be known.
+
+        Where more than the allowed number failed, or nothing could be encoded, what is there stays: a broken encoder takes no rows away.
+        """
+        if (allowed is not None and len(failed) > allowed) or (failed and len(failed) == plan.unit_count):
+            return list_line(store.layout, self.name).highest
+        keys = [Key(raw) for raw in plan.unit_ids]
+        [(at, units)] = plan.cells
+        rows: dict[str, Cells] = {}
+        for row, sample in enumerate(plan.ids):
+            of_row = units[at[row] : at[row + 1]]
+            rows[sample] = () if failed.keys() & set(of_row) else tuple(keys[unit] for unit in of_row)
+        return replace_rows(store, self.name, VALUE, rows)
+
+    def warn(self, report: Report) -> None:
+        """Log what could not be encoded, with the first ids and reasons, and what became of the data set."""
+        if not report.failed:
+            return
+        what = f"{report.failed} of {plural(report.wanted, 'value')} of {self.name!r} could not be encoded"
+        named = "; ".join(f"{failure['sample']!r}: {failure['reason']}" for failure in report.failures[:3])
+        stays = report.failed == report.wanted
+        then = "so the data set stays as it was" if stays else "and their rows have no value"
+        _log.warning("%s, %s: %s (report.failures lists them)", what, then, named)
 
 
 @naming_extras()
@@ -127,7 +152,8 @@ def fill(
 
     With `publish_as` the pairs become the rows of a data set, under the id of each item: the item itself if it is a text, else its `id`, as
     `cs.Sample` has one, or `item["id"]` of a mapping. Pairs of one id are one row with several keys of the part `value`, in their order. A
-    row without an encoded value stays, without keys. Rows that are no longer wanted leave. The values then belong to that data set: once
+    row without an encoded value stays, without keys; if no value at all could be encoded, the data set stays as it was. Rows that are no
+    longer wanted leave. The values then belong to that data set: once
     no row names one any more, `gc` may remove it, while values of a plain `fill` stay for ever.
 
     Args:
@@ -140,7 +166,7 @@ def fill(
         group_by: the items of one call have equal `group_by(item)`.
         rank: this process's rank, with `world_size`; default: found in the environment.
         world_size: the number of ranks.
-        strict: raise EncodeFailed if more units failed than `max_failures`.
+        strict: raise EncodeFailed if more units failed than `max_failures`, and publish no data set then.
         max_failures: how many units may fail: a count, or a share such as "2%".
         on_progress: called in this thread, about once a second and at the end, with the counts over all ranks, as for `precompute`.
         cancel: anything with `is_set()`. Once it is set, the work ends after the current batch.
@@ -155,6 +181,39 @@ def fill(
         Incomplete: cancelled or stuck; the same call continues from there.
         WriteFailed: writing failed, for example because the disk is full.
     """
+    name = None if publish_as is None else as_text("publish_as", publish_as)
+    return fill_values(
+        store,
+        wanted,
+        encode,
+        batch_size=batch_size,
+        group_by=group_by,
+        rank=rank,
+        world_size=world_size,
+        strict=strict,
+        max_failures=max_failures,
+        on_progress=on_progress,
+        cancel=cancel,
+        publishing=None if name is None else Publishing(name),
+    )
+
+
+def fill_values(
+    store: Store,
+    wanted: Iterable[tuple[AnyKey, Any]],
+    encode: Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]],
+    *,
+    batch_size: int | Literal["auto"],
+    group_by: Callable[[Any], Hashable] | None,
+    rank: int | None,
+    world_size: int | None,
+    strict: bool,
+    max_failures: int | str,
+    on_progress: OnProgress | None,
+    cancel: Cancel | None,
+    publishing: Publishing | None,
+) -> Report:
+    """As `fill`, which publishes more than a name."""
     if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance] - what callers without types pass
         refuse("store", 'what cs.open(path, mode="a") returned', store)
     check_function("encode", encode)
@@ -167,7 +226,7 @@ def fill(
     allowed_failures(str(max_failures), 0)  # raises now, not after the work
     strict = as_switch("strict", strict)
     limit = FILL_BATCH if batch_size == "auto" else as_whole("batch_size", batch_size, least=1)
-    name = None if publish_as is None else as_text("publish_as", publish_as)
+    name = None if publishing is None else publishing.name
     items: dict[Key, Any] = {}
     rows: dict[str, list[Key]] = {}
     spelled: dict[str, str] = {}
@@ -184,10 +243,12 @@ def fill(
             rows.setdefault(sample, []).append(key)
     if name is not None:
         begin(store.layout, name, "published")
-    encoder = _CallerEncoder(Recipe("values", {"kind": "values"}), items, encode, limit, group_by, name or "")
+    meta: Mapping[str, Json] = {} if publishing is None else {**publishing.meta, OWNER: publishing.name}
+    encoder = _CallerEncoder(Recipe(FILLED, {"kind": "values"}), items, encode, limit, group_by, meta)
     rank_info = find_rank(rank, world_size)
     plan = plan_of_keys(encoder.recipe, items, name=name or "", rows=rows)
     publish_plan(store.layout, plan)
+    allowed = allowed_failures(str(max_failures), plan.unit_count)
     say_conflict(rank_info, _log.warning)
     observer, launch = Observer(store.layout), launch_of(rank_info)
     tell = with_pace(on_progress) if on_progress else None
@@ -209,11 +270,14 @@ def fill(
                 cancel=cancel,
                 on_progress=observer.following(tell) if tell else None,
                 heartbeat=heartbeat,
-                publish=None if name is None else partial(_publish, store, plan),
+                publish=None if publishing is None else partial(publishing.publish, store, plan, allowed if strict else None),
             )
         )
     report = replace(report, name=name or "")
     store.refresh()
     if tell and (ended := observer.newest(report.plan)) is not None:
         tell(ended)
-    return held_to(report, allowed_failures(str(max_failures), report.wanted), strict=strict)
+    report = held_to(report, allowed_failures(str(max_failures), report.wanted), strict=strict)
+    if publishing is not None and rank_info.rank in {0, None}:
+        publishing.warn(report)
+    return report

@@ -522,7 +522,8 @@ def left_out_in_words(left_out: Mapping[int, int], about: str = "") -> list[str]
     some = [(size, count) for size, count in left_out.items() if count]
     shown = [f"{plural(count, 'sample')} with a batch size of {size}" for size, count in some[:1]]
     shown += [f"{count} with {size}" for size, count in some[1:]]
-    return [f'cachestore\'s loader leaves out {about}{", ".join(shown)}; `tail="pad"` keeps all'] if shown else []
+    none = [f"none with {size}" for size, count in left_out.items() if not count][-1:]
+    return [f'cachestore\'s loader leaves out {about}{", ".join(shown + none)}; `tail="pad"` keeps all'] if shown else []
 
 
 def memory_in_words(memory: Sequence[Mapping[str, Json]]) -> list[str]:

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.inputs import caption_key
@@ -36,6 +36,9 @@ from cachestore.files.table import (
     string_columns,
     take,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FORMAT: Final = "cachestore-catalog"
 VERSION: Final = 1
@@ -228,9 +231,33 @@ class Catalog:
             for name, column in zip(names, self.columns, strict=True)
         ]
 
+    def lacking_parts(self, row: int) -> list[str]:
+        """The parts of other rows that a row lacks, of what a program published. A row of a table without parts needs a column.
+
+        Encoders of a pass may have nothing to make of a row, such as one without a picture, so nothing is lacking there.
+        """
+        if self.has_sources:
+            return []
+        none = [] if self.values or self.columns else ["value"]
+        return none + [column.encoder for column in self.columns if not column.count(row)]
+
     def is_complete(self, row: int) -> bool:
-        """Whether every encoder succeeded for every cell of this row."""
-        return all(column.keys[index] != NO_KEY for column in self.columns for index in range(column.at[row], column.at[row + 1]))
+        """Whether every encoder succeeded for every cell of this row, and it lacks no part."""
+        return not self.lacking_parts(row) and all(
+            column.keys[index] != NO_KEY for column in self.columns for index in range(column.at[row], column.at[row + 1])
+        )
+
+
+def rows_with_parts(catalog: Catalog) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return which rows have `lacking_parts` of none."""
+    import numpy as np
+
+    found = np.ones(len(catalog), np.bool_)
+    if catalog.has_sources:
+        return found
+    for column in catalog.columns:
+        found &= np.diff(np.asarray(column.at, np.int64)) > 0
+    return found if catalog.columns or catalog.values else ~found
 
 
 def without_rows(catalog: Catalog, samples: Collection[str]) -> Catalog | None:

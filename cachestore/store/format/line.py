@@ -7,6 +7,7 @@ table, or a fence, which does nothing, or the end of the line.
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -39,6 +40,10 @@ VERSION: Final = 1
 
 OWNER: Final = "owner"
 """The field of an entry's JSON value that names the data set it was made for. Without an owner it stays for ever."""
+VALUE: Final = "value"
+"""The part of a row that `fill` publishes."""
+FILLED: Final = "values"
+"""The encoder that the reports of `fill` name."""
 SESSION: Final = "session/"
 """How the origin of a session's segments begins."""
 BLOCKS: Final = (256, 65_536)
@@ -107,6 +112,17 @@ class Line:
     def is_there(self) -> bool:
         """Whether there is a data set: it has tables, or entries from which they can be made again."""
         return bool(self.tables or self.entries or self.blocks)
+
+    @property
+    def states(self) -> list[int]:
+        """The numbers that can be opened: each table, and each entry that follows one without a gap. The lowest first."""
+        ends = {block.first: block.last for block in sorted(self.blocks)} | {number: number for number in self.entries}
+        found: list[int] = []
+        for table, following in pairwise([*self.tables, self.highest + 1]):
+            found.append(table)
+            while (last := ends.get(found[-1] + 1, following)) < following:
+                found.append(last)
+        return found
 
     def has_all(self, number: int, highest: int) -> bool:
         """Whether no entry above a number up to another is gone."""

@@ -30,6 +30,7 @@ from cachestore.store.read.unfinished import list_data_sets
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from cachestore.store.format.locations import SegmentRef
     from cachestore.store.read.rows import Rows
 
 _lock = threading.RLock()
@@ -332,13 +333,16 @@ class Reader:
         digest = location.segment.digest
         path = self.layout.segment(digest)
         if digest not in self._values:
-            self._values[digest] = {entry.key: entry.meta for entry in read_contents(path).entries}
+            self._values[digest] = {entry.key: entry.meta for entry in self._contents_of(location.segment).entries}
         where = path.relative_to(self.layout.root)
         if key not in self._values[digest]:
             mend = self.layout.command("repair --refill")
             raise CorruptEntry(f"entry {key} is missing in {where}, where it was published; run {mend}")
         tensors = {spec.name: (spec.dtype, spec.shape) for spec in location.specs}
         return Description(key, tensors, self._values[digest][key], location.size_bytes, str(where))
+
+    def _contents_of(self, segment: "SegmentRef") -> SegmentContents:
+        return read_contents(self.layout.segment(segment.digest))
 
     def __contains__(self, key: AnyKey) -> bool:
         """Whether the store held this key when it was opened or refreshed."""

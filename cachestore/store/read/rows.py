@@ -284,7 +284,7 @@ def read_data_set(layout: Layout, name: str, number: int | None = None) -> Catal
 
 def _no_number(layout: Layout, name: str, number: int) -> BadInput:
     line = list_line(layout, name)
-    there = first_of(map(str, sorted({*line.tables, *[line.highest] * line.is_there}, reverse=True))) or "none"
+    there = first_of(map(str, reversed(line.states))) or "none"
     return BadInput(f"the data set {name!r} of {layout.shown} has no generation {number}; it has {there}", option="generation")
 
 

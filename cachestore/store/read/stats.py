@@ -12,7 +12,7 @@ from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
-from cachestore.store.format.catalog import Catalog, Made
+from cachestore.store.format.catalog import Catalog, Made, rows_with_parts
 from cachestore.store.format.line import list_line
 from cachestore.store.read.rows import newest_catalog, read_data_set
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
@@ -107,14 +107,15 @@ def count_snapshot(snapshot: Snapshot, catalogs: Iterable[Catalog], recipes: Ite
 
 
 def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
-    complete = 0
+    complete, has_parts = 0, rows_with_parts(catalog).tolist()
     for start in range(0, len(catalog), _ROWS):
         rows = [
             [key for column in catalog.columns for key in column.row_keys(row)] for row in range(start, min(start + _ROWS, len(catalog)))
         ]
         asked = [key for keys in rows for key in keys if key is not None]
         there = {key for key, locations in zip(asked, snapshot.find(asked), strict=True) if locations}
-        complete += sum(there.issuperset(keys) for keys in rows)  # an empty cell is None, which `there` never has
+        has_all = zip(has_parts[start : start + _ROWS], map(there.issuperset, rows), strict=True)  # `there` never has None, an empty cell
+        complete += sum(map(all, has_all))
     return CatalogStats(
         catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()), len(catalog.prompts), catalog.made
     )

@@ -19,33 +19,44 @@ from cachestore.core.inputs import (
     combined_digest,
     combined_stat,
     digests_of,
-    is_trained_on,
     options_for,
     references_of,
     request_for,
 )
 from cachestore.core.keys import KEY_BYTES, Json, Key, by_key, canonical, digest_opened, digest_parts
 from cachestore.core.samples import images_of
+from cachestore.core.system import quoted
 from cachestore.core.words import plural
 from cachestore.jobs.plan.options import PrecomputeRequest
 from cachestore.jobs.plan.planning import files_of_request
+from cachestore.jobs.plan.recorded_paths import is_there, source_paths
 from cachestore.jobs.run.task import Cancel, OnProgress, UnitReader
 from cachestore.jobs.share.report import Report
-from cachestore.jobs.start.fill import fill
+from cachestore.jobs.start.fill import Publishing, fill_values
 from cachestore.sources.combined import files_of
 from cachestore.sources.files import Folder, Routed, SourceFiles
 from cachestore.store.format.catalog import HAVE_SOURCES, IMPORTED, Catalog, Cell, KeyColumn
 from cachestore.store.read.rows import read_data_set
 from cachestore.store.write.writer import Store
+from cachestore.train.made_of import (
+    MADE_OF,
+    SEEN_BYTES,
+    SHOWN_FACTS,
+    Shows,
+    as_bytes,
+    pixels_of,
+    seen_by_cell,
+    seen_by_row,
+    with_rows,
+)
 from cachestore.train.returned_columns import LATENTS, chosen_resolution
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from cachestore.encode.families.resamplers import Resample
 
-_SHOWN_FACTS: Final = ("bucket", "resized", "crop", "flip", "start", "fps")
-"""Facts of a cell that decide its pixels, with its file."""
 _THREADS: Final = 8
 _log = logging.getLogger("cachestore")
 
@@ -102,9 +113,12 @@ def fill_dataset(
 
         def encode(batch):
             features = dino(torch.stack([to_input(sample.pixels) for _key, sample in batch]))
-            return {key: {"dino": row} for (key, _sample), row in zip(batch, features)}
+            return {key: {"features": row} for (key, _sample), row in zip(batch, features)}
 
-        cs.fill_dataset(store, "train/dino", encode, like="train", pixels=True, fingerprint=cs.fingerprint(files=["dino/"]))
+        report = cs.fill_dataset(store, "train/dino", encode, like="train", pixels=True, fingerprint=cs.fingerprint(files=["dino/"]))
+
+    `CachedDataset(join={"dino": "train/dino"})` then has it as `dino`: the name `features` counts only beside other tensors of a value.
+    What fails is logged, and is in `report.failures`; if nothing can be encoded, the data set stays as it was.
 
     Called again, it encodes what is new or changed: a sample with other captions, files, pixels or another id, or all for another
     `fingerprint`. Samples that left the other data set leave this one. A sample has one value, of its whole pictures; with `pixels` one for
@@ -145,14 +159,15 @@ def fill_dataset(
         has_none = f"the data set {like!r} in {store.layout.root} has no captions and files"
         raise BadInput(f"{has_none}: choose one that precompute made", option="like")
     chosen = None if resolution is None else as_whole("resolution", resolution, least=1)
-    seed = digest_parts("cachestore-fill-dataset", as_text("name", name), as_text("fingerprint", fingerprint))
-    shows = _Shows(pixels=as_switch("pixels", pixels), captions=as_switch("captions", captions))
+    shows = Shows(pixels=as_switch("pixels", pixels), captions=as_switch("captions", captions))
+    own = as_text("name", name), as_text("fingerprint", fingerprint), canonical(shows.as_json())
+    seed = digest_parts("cachestore-fill-dataset", *own)
     samples = _Samples.of(store, catalog, chosen, seed, shows)
     wanted = [(samples.key(item), item) for item in samples.items()]
     if lacking := len(catalog) - len({item.id for _key, item in wanted}):
         left_out = f"{plural(lacking, 'sample')} of {len(catalog)} in {like!r} were not encoded there"
         _log.warning("%s: left out of %r", left_out, name)
-    return fill(
+    return fill_values(
         store,
         wanted,
         lambda batch: by_key(encode(samples.shown(batch))),
@@ -164,7 +179,7 @@ def fill_dataset(
         max_failures=max_failures,
         on_progress=on_progress,
         cancel=cancel,
-        publish_as=name,
+        publishing=Publishing(name, {MADE_OF: shows.as_json()}),
     )
 
 
@@ -177,18 +192,12 @@ class _Item:
     column: KeyColumn | None = None
     index: int = 0
     """The index of the cell in its column."""
+    number: int = 0
+    """That of the column among those that are trained on."""
 
 
 def _shape_of(item: _Item) -> Hashable:
     return None if item.column is None else item.column.cell(item.index).facts.get("bucket")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shows:
-    """What the function gets of a sample, besides its id and files."""
-
-    pixels: bool
-    captions: bool
 
 
 @dataclass(slots=True)
@@ -198,31 +207,41 @@ class _Samples:
     catalog: Catalog
     files: SourceFiles | None
     seed: bytes
-    shows: _Shows
+    shows: Shows
     latents: list[KeyColumn]
     trained: list[KeyColumn]
     """The columns of the latents that are trained on: of pictures, and of videos."""
+    ends: "list[NDArray[np.uint8]]"
+    """The ends of the keys: of each column that is trained on by cell; without pixels one array by row."""
     _digests: dict[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
-    def of(cls, store: Store, catalog: Catalog, resolution: int | None, seed: bytes, shows: _Shows) -> "_Samples":
+    def of(cls, store: Store, catalog: Catalog, resolution: int | None, seed: bytes, shows: Shows) -> "_Samples":
         """Find the latents and files of a data set. Raises BadInput."""
         try:
             size = chosen_resolution(catalog, resolution) if shows.pixels or resolution is not None else None
         except BadInput as error:
-            raise BadInput(f"the data set {catalog.name!r} in {store.layout.root}: {error}", option=error.option) from error
-        latents = [column for column in catalog.columns if column.encoder == LATENTS]
-        trained = [column for column in latents if is_trained_on(column.role, column.options)]
-        trained = [column for column in trained if size is None or column.options.get("resolution") == size]
+            sizes = dict.fromkeys(str(column.options.get("resolution")) for column in pixels_of(catalog, None))
+            which = f"it was encoded at {' and '.join(sizes)}: choose one, and a name for each" if resolution is None else str(error)
+            raise BadInput(f"the data set {catalog.name!r} in {store.layout.root}: {which}", option=error.option) from error
+        latents, trained = [column for column in catalog.columns if column.encoder == LATENTS], pixels_of(catalog, size)
         if shows.pixels and not trained:
             raise BadInput(f"the data set {catalog.name!r} has no latents, so their pixels are not known", option="pixels")
         hints = cast("Mapping[str, Any]", catalog.request.get(LATENTS) or [*catalog.request.values(), {}][0])
         if shows.pixels and any(IMPORTED in catalog.request.get(column.encoder, {}) for column in trained):
             raise BadInput(f"the latents of {catalog.name!r} were imported: their pixels are not known exactly", option="pixels")
         files = _files_of(hints, str(store.layout.root)) if catalog.images else None
+        gone = [path for path in source_paths(catalog.request) if not is_there(path)]
+        if catalog.images and gone and catalog.made != "imported":
+            moves = store.layout.command(f"relocate --source {quoted(gone[0])}=NEW")
+            raise BadInput(
+                f"the source {gone[0]} of the data set {catalog.name!r} is gone; if it has moved, run {moves} first", option="like"
+            )
         if shows.pixels and files is None:
             raise BadInput(f"the pictures of {catalog.name!r} were in memory: they cannot be read again", option="pixels")
-        return cls(catalog, files, seed, shows, latents, trained)
+        by_row = seen_by_row(catalog, captions=shows.captions)
+        seen = [with_rows(by_row, seen_by_cell(catalog, column), column.at) for column in trained] if shows.pixels else [by_row]
+        return cls(catalog, files, seed, shows, latents, trained, [*map(as_bytes, seen)])
 
     def items(self) -> Iterator[_Item]:
         """Yield what is to be made, in the order of rows. Rows that an encoder failed on are left out."""
@@ -232,21 +251,22 @@ class _Samples:
             if not self.shows.pixels:
                 yield _Item(sample, row)
                 continue
-            for column in self.trained:
-                yield from (_Item(sample, row, column, index) for index in range(column.at[row], column.at[row + 1]))
+            for number, column in enumerate(self.trained):
+                yield from (_Item(sample, row, column, index, number) for index in range(column.at[row], column.at[row + 1]))
 
     def key(self, item: _Item) -> Key:
-        """Return the key of a value: it follows from all that its encoder sees."""
+        """Return the key of a value: it follows from all that its encoder sees. Its end follows from what a join compares."""
         texts = self.catalog.row_captions(item.row) if self.shows.captions else []
         parts: list[Json] = [item.id, [*texts], json.loads(self.catalog.extras[item.row])]
         if item.column is not None:
             cell = item.column.cell(item.index)
             make = self.catalog.recipes[item.column.fingerprint].make
-            facts: dict[str, Json] = {name: list(cell.facts[name]) for name in _SHOWN_FACTS if name in cell.facts}
+            facts: dict[str, Json] = {name: list(cell.facts[name]) for name in SHOWN_FACTS if name in cell.facts}
             parts += [cell.input.hex(), facts, make.get("transform")]
         for role, listed in self._images(item.row).items():
             parts.append([role, [self._digest(item.row, role, number, reference) for number, reference in enumerate(listed)]])
-        return Key(digest_parts("cachestore-fill-sample", self.seed, canonical(parts))[:KEY_BYTES])
+        end = self.ends[item.number][item.row if item.column is None else item.index]
+        return Key(digest_parts("cachestore-fill-sample", self.seed, canonical(parts))[: KEY_BYTES - SEEN_BYTES] + end.tobytes())
 
     def shown(self, batch: list[tuple[Key, _Item]]) -> list[tuple[Key, FillSample]]:
         """Return the samples of a batch. Raises EncodeFailed for a file that changed, OSError for one that is gone."""

@@ -608,6 +608,8 @@ def test_a_forecast_names_no_batch_size_of_its_own_and_says_what_several_leave_o
     assert "leaves out 1 sample with a batch size of 2, 3 with 4, 7 with 8, 7 with 16;" in line
     assert "2 buckets: 5 of 64x64, 2 of 64x48" in in_words(found, root)
     assert not any("loader" in line for line in in_words(replace(found, left_out={2: 0}), root))
+    [line] = [line for line in in_words(replace(found, left_out={2: 0, 8: 0, 16: 24}), root) if "loader" in line]
+    assert "leaves out 24 samples with a batch size of 16, none with 8;" in line
 
 
 def test_who_trains_with_another_program_is_told_nothing_of_this_loader(photos, root, makers):

@@ -118,6 +118,13 @@ def test_entries_are_read_in_as_few_files_as_cover_them_and_a_gap_is_a_loss():
         line.above(256, 1100)
 
 
+def test_a_line_lists_what_can_be_opened():
+    assert Line("own", [1, 3], [2, 3, 4, 5], [], 0).states == [1, 2, 3, 4, 5]
+    assert Line("own", [3, 9], [5, 9, 10], [], 0).states == [3, 9, 10]
+    assert Line("own", [256], [*range(513, 515)], [BlockName(257, 512)], 0).states == [256, 512, 513, 514]
+    assert Line("own", [], [], [], 3).states == []
+
+
 def test_new_rows_have_an_empty_value_of_its_kind_in_each_column_of_a_publisher():
     columns = {"n": array("q", [7]), "f": array("d", [0.5]), "t": ["x"]}
     table = lay(EMPTY, {"a": RowChange(parts={"x": ()})})

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cachestore as cs
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import BadInput, EncodeFailed
+from cachestore.jobs.plan.remembered import remember
 from tests.fakes import asks_for, captioned
 from tests.train.encoders import ReadableEncoder
 
@@ -168,3 +170,150 @@ def test_what_cannot_be_used_is_refused_before_anything_is_encoded(store, pictur
 def test_a_sample_without_a_file_of_a_role_says_which_it_has():
     with pytest.raises(BadInput, check=asks_for("role")):
         cs.FillSample("a", (), {}, {}, {}).read()
+
+
+def test_a_join_takes_no_value_of_a_picture_or_caption_that_is_another_now(store, pictures, encoder, caplog):
+    cs.fill_dataset(store, "train/own", encoder)
+    root = store.layout.root
+    assert len(cs.CachedDataset(root, join={"own": "train/own"})) == COUNT
+    edit(pictures / "1.png", b"another picture")
+    edit(pictures / "2.txt", b"another caption")
+    precompute(pictures, root)
+    with pytest.raises(BadInput, match=r"(?s)2 samples.*'1\.png', '2\.png'.*cs\.fill_dataset", check=asks_for("missing")):
+        cs.CachedDataset(root, join={"own": "train/own"})
+    data = cs.CachedDataset(root, join={"own": "train/own"}, missing="drop")
+    assert (list(data.ids), data.missing) == (["0.png", "3.png", "4.png"], {"train/own": ["1.png", "2.png"]})
+    assert "'1.png'" in caplog.text
+    cs.fill_dataset(store, "train/own", encoder)
+    data = cs.CachedDataset(root, join={"own": "train/own"})
+    assert data[data.index("1.png")]["own"].tolist() == [len(b"another picture")]
+
+
+def test_a_join_of_what_no_caption_went_into_stays_when_one_is_edited(store, pictures, encoder):
+    cs.fill_dataset(store, "train/own", encoder, captions=False)
+    edit(pictures / "2.txt", b"another caption")
+    precompute(pictures, store.layout.root)
+    assert len(cs.CachedDataset(store.layout.root, join={"own": "train/own"})) == COUNT
+
+
+def test_a_join_of_what_a_program_published_is_not_compared(store, pictures):
+    with store.session("train/own") as session:
+        session.put(cs.key("one"), {"size": np.zeros(1)})
+        for name in names():
+            session.set(name, value=cs.key("one"))
+    edit(pictures / "1.png", b"another picture")
+    precompute(pictures, store.layout.root)
+    assert len(cs.CachedDataset(store.layout.root, join={"own": "train/own"})) == COUNT
+
+
+def broken(_batch):
+    raise ValueError("no such layer")
+
+
+def test_an_encoder_that_always_fails_is_said_and_takes_nothing_away(store, encoder, caplog):
+    good = cs.fill_dataset(store, "train/own", encoder).generation
+    report = cs.fill_dataset(store, "train/own", broken, fingerprint="2")
+    assert (report.complete, report.failed, report.generation) == (False, COUNT, good)
+    assert "5 of 5 values of 'train/own'" in caplog.text
+    assert "'0.png': ValueError: no such layer" in caplog.text
+    assert len(cs.CachedDataset(store.layout.root, join={"own": "train/own"})) == COUNT
+
+
+@pytest.mark.parametrize("allowed", [0, 1, "20%"])
+def test_a_strict_run_publishes_nothing_if_more_fail_than_may(store, encoder, allowed):
+    cs.fill_dataset(store, "train/own", encoder)
+    before = store.dataset("train/own")
+
+    def encode(batch):
+        return {} if any(sample.id == "2.png" for _key, sample in batch) else encoder(batch)
+
+    if allowed == 0:
+        with pytest.raises(EncodeFailed, match=r"'2\.png'"):
+            cs.fill_dataset(store, "train/own", encode, fingerprint="2", strict=True)
+        assert store.dataset("train/own").generation == before.generation
+    else:
+        assert cs.fill_dataset(store, "train/own", encode, fingerprint="2", strict=True, max_failures=allowed).complete
+        assert store.dataset("train/own")["2.png"] == {}
+
+
+def test_what_failed_is_logged_with_ids_and_reasons_and_lacks_a_value(store, encoder, caplog):
+    def encode(batch):
+        return broken(batch) if any(sample.id == "2.png" for _key, sample in batch) else encoder(batch)
+
+    cs.fill_dataset(store, "train/own", encode)
+    assert "1 of 5 values of 'train/own' could not be encoded" in caplog.text
+    with pytest.raises(BadInput, match=r"1 sample lacks a value in 'train/own': '2\.png'"):
+        cs.CachedDataset(store.layout.root, join={"own": "train/own"})
+
+
+def test_a_data_set_without_values_cannot_be_joined_and_its_generation_is_named(store):
+    cs.fill_dataset(store, "train/own", broken)
+    for wanted in ("train/own", ("train/own", 1)):
+        with pytest.raises(BadInput, match="generation 1 it has no rows", check=asks_for("join")):
+            cs.CachedDataset(store.layout.root, join={"own": wanted})
+
+
+def test_the_error_for_an_unknown_generation_names_those_that_can_be_joined(store, encoder):
+    numbers = [cs.fill_dataset(store, "train/own", encoder, fingerprint=str(number)).generation for number in range(3)]
+    with pytest.raises(BadInput, match=f"it has {', '.join(map(str, reversed(numbers)))}", check=asks_for("join")):
+        cs.CachedDataset(store.layout.root, join={"own": ("train/own", 99)})
+    for number in numbers:
+        assert len(cs.CachedDataset(store.layout.root, join={"own": ("train/own", number)})) == COUNT
+
+
+def test_a_source_that_moved_is_said_with_the_command_that_records_it(store, pictures, encoder):
+    moved = pictures.rename(pictures.with_name("moved"))
+    with pytest.raises(BadInput, match=rf"relocate .*--source {pictures}=", check=asks_for("like")):
+        cs.fill_dataset(store, "train/own", encoder)
+    cs.relocate(store.layout.root, {pictures: moved})
+    assert cs.fill_dataset(store, "train/own", encoder).complete
+    assert encoder.ids() == names()
+
+
+def test_no_command_makes_it_again_and_the_error_says_what_made_it(store, encoder):
+    cs.fill_dataset(store, "train/own", encoder)
+    with pytest.raises(BadInput, match="published by a program", check=asks_for("name")):
+        remember(store.layout, "train/own")
+
+
+def without_data(batch):
+    return {key: {"x": torch.zeros(2, device="meta")} for key, _sample in batch}
+
+
+@pytest.mark.parametrize(
+    ("encode", "reason"),
+    [
+        (without_data, "tensor 'x' on the device meta"),
+        (lambda batch: {key: {} for key, _sample in batch}, "tensors with names"),
+        (lambda batch: {key: {0: np.zeros(1)} for key, _sample in batch}, "tensors with names"),
+        (lambda _batch: {cs.key("another"): {"x": np.zeros(1)}}, "keys of its batch"),
+    ],
+    ids=["without data", "no tensor", "a number as name", "another key"],
+)
+def test_what_encode_returned_wrongly_is_the_reason_of_failures(store, encode, reason, caplog):
+    report = cs.fill_dataset(store, "train/own", encode)
+    assert [reason in failure["reason"] for failure in report.failures] == [True] * COUNT
+    assert reason in caplog.text
+
+
+def test_an_encode_that_returns_too_few_keys_is_said_once(store, encoder, caplog):
+    assert cs.fill_dataset(store, "train/own", lambda batch: encoder(batch[:1])).complete
+    assert caplog.text.count("in halves") == 1
+
+
+def test_keys_of_its_own_are_refused_with_the_ones_to_return(store):
+    with pytest.raises(BadInput, match="the keys of its batch"):
+        cs.fill_dataset(store, "train/own", lambda batch: {sample.id: {"x": np.zeros(1)} for _key, sample in batch})
+
+
+def test_a_join_at_an_address_takes_no_value_of_another_picture(store, pictures, encoder, tmp_path):
+    pytest.importorskip("obstore", reason="the extra [objects] is not installed")
+    address, root = f"file://{tmp_path}/there", store.layout.root
+    cs.fill_dataset(store, "train/own", encoder)
+    cs.push(root, address)
+    assert len(cs.CachedDataset(address, join={"own": "train/own"}, local=tmp_path / "l")) == COUNT
+    edit(pictures / "1.png", b"another picture")
+    precompute(pictures, root)
+    cs.push(root, address)
+    data = cs.CachedDataset(address, join={"own": "train/own"}, local=tmp_path / "l", missing="drop")
+    assert data.missing == {"train/own": ["1.png"]}
