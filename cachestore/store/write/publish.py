@@ -120,19 +120,23 @@ class Session:
         self._attempt = _Attempt()
         """Of a flush that failed or was interrupted: its entry may be there all the same."""
         self.lock = threading.RLock()
+        self._has_ended = False
         self._began, self._line = begin(store.layout, self.name, made)
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
-        """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it. Else as `Writer.put`."""
+        """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it.
+
+        Copies, and raises, as `Writer.put`. Of two values under one key readers get either: use another key for another value.
+        """
         named = as_mapping("tensors", tensors, "a mapping from names to tensors")
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
-        self._appender.check_process()
+        self._check_open()
         with self.lock:
             self._show(self._appender.put(Key.parse(key), to_raw(named), {**value, OWNER: self.name}))
 
     def set(self, sample: str, /, **parts: "AnyKey | Sequence[AnyKey]") -> None:
         """Set parts of a row: each to a key, to several, or to none. Parts that are not named stay. A new row comes last."""
-        self._appender.check_process()
+        self._check_open()
         if not parts:
             raise BadInput("set needs at least one part: session.set(id, part=key)", option="parts")
         named = as_id("sample", sample)
@@ -142,18 +146,19 @@ class Session:
 
     def remove(self, sample: str) -> None:
         """Remove a row. A row that is not there is no error."""
-        self._appender.check_process()
+        self._check_open()
         with self.lock:
             add_change(self._changes, as_id("sample", sample), RowChange(is_removed=True))
 
     def flush(self) -> int:
         """Publish what was put, set and removed since the last flush. When this returns, it is durable, and visible to every process.
 
-        Returns the number of the data set's last entry. Raises BadInput for keys that are not in the store, or if the data set was dropped;
-        WriteFailed if the disk refused. Then nothing is published, and what was set is kept for the next flush.
+        Returns the number of the data set's last entry. If it raises, nothing is published, and what was set is kept for the next flush;
+        but not the rows that were refused. Raises BadInput for keys that are not in the store, or if the data set was dropped; WriteFailed
+        if the disk refused.
         """
         layout = self._store.layout
-        self._appender.check_process()
+        self._check_open()
         with self.lock, noticing_its_end(layout):
             self._show(self._appender.close_segment())
             changes = Changes() if self._is_there(self._attempt) else self._attempt.changes
@@ -180,9 +185,18 @@ class Session:
         """Whether rows were set or removed since the last flush."""
         return bool(self._changes or self._attempt.changes)
 
+    def discard(self) -> None:
+        """Forget what was put, set and removed since the last flush."""
+        with self.lock:
+            self._appender.discard()
+            self._changes, self._attempt = Changes(), _Attempt()
+
     def close(self) -> None:
-        """Flush, and make a table if an eighth of the rows is new. May be called twice."""
+        """Flush, make a table if an eighth of the rows is new, and end the session. May be called twice."""
+        if self._has_ended:
+            return
         number = self.flush()
+        self._has_ended = True
         _fold(self._store.layout, self.name, number, least_rows=1, part=8, seconds=_CLOSING_SECONDS)
 
     def __enter__(self) -> "Self":
@@ -194,10 +208,16 @@ class Session:
             if kind is None:
                 self.close()
             else:
-                self._appender.discard()
-                self._changes, self._attempt = Changes(), _Attempt()
+                self.discard()
         finally:
+            self._has_ended = True
             self._appender.__exit__(kind, error, trace)
+
+    def _check_open(self) -> None:
+        self._appender.check_process()
+        _ = self._store.snapshot  # raises if the store is closed
+        if self._has_ended:
+            raise CacheStoreError(f"this session of {self.name!r} has ended; begin another one in the store at {self._store.layout.root}")
 
     def _show(self, published: Sequence[Any]) -> None:
         if published:
@@ -217,8 +237,11 @@ class Session:
         layout, changes = self._store.layout, attempt.changes
         keys = [key for change in changes.values() for cells in change.parts.values() for key in cells]
 
+        refused: list[str] = []
+
         def samples_of(lost: set[Key]) -> list[str]:
-            return [sample for sample, change in changes.items() if any(lost.intersection(cells) for cells in change.parts.values())]
+            refused[:] = [sample for sample, change in changes.items() if any(lost.intersection(cells) for cells in change.parts.values())]
+            return refused
 
         def publish_as(number: int, before: LineEntry) -> bool:
             attempt.number = number
@@ -226,7 +249,11 @@ class Session:
             return publish(layout, layout.entry(self.name, number), encode_entry(self.name, number, entry), read_only=True)
 
         named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), samples_of)
-        return _link_entry(self._store, _Next(self.name, self._began, attempt.mark, publish_as), named)
+        try:
+            return _link_entry(self._store, _Next(self.name, self._began, attempt.mark, publish_as), named)
+        except BadInput:
+            self._attempt = _Attempt({sample: change for sample, change in changes.items() if refused and sample not in refused})
+            raise
 
 
 @dataclass(frozen=True, slots=True)
