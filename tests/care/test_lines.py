@@ -116,6 +116,7 @@ def test_a_session_whose_values_are_gone_is_told(store):
     with pytest.raises(BadInput):
         session.flush()
     session.put(key("late"), {"x": np.ones(2, np.float32)})
+    session.set("a", x=key("late"))
     session.flush()
     assert rows(store) == {"a": {"x": key("late")}}
 

@@ -7,8 +7,9 @@ table, or a fence, which does nothing, or the end of the line.
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import KEY_BYTES, Json, Key
@@ -42,6 +43,9 @@ SESSION: Final = "session/"
 """How the origin of a session's segments begins."""
 BLOCKS: Final = (256, 65_536)
 """How many entries a block has. Blocks begin at 1, 257, 513, ...: all that make one make the same file."""
+
+_NAMES: Final = 1 << 17
+"""So many names of entries are remembered."""
 
 FILLERS: Final[Mapping[str, Any]] = {"whole": 0, "float": float("nan"), "text": ""}
 
@@ -94,7 +98,7 @@ class LineEntry:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The numbers of a data set's files, as one listing shows them. Those up to the last end are left out."""
+    """The numbers of a data set's files in order, as one listing shows them. Those up to the last end are left out."""
 
     name: str
     tables: Sequence[int]
@@ -106,7 +110,7 @@ class Line:
     @property
     def highest(self) -> int:
         """The highest number in use."""
-        return max(self.dropped, *self.tables, *self.entries, *(block.last for block in self.blocks), 0)
+        return max(self.dropped, *self.tables[-1:], *self.entries[-1:], *(block.last for block in self.blocks), 0)
 
     @property
     def is_there(self) -> bool:
@@ -141,12 +145,30 @@ class Line:
 
 def list_line(layout: Layout, name: str) -> Line:
     """List the files of a data set."""
-    names = names_in(layout.catalog_folder(name))
-    dropped = max(filter(None, map(parse_dropped, names)), default=0)
-    tables = sorted(n for n in map(parse_catalog, names) if n is not None and n > dropped)
-    entries = sorted(n for n in map(parse_entry, names) if n is not None and n > dropped)
-    blocks = sorted(block for block in map(parse_block, names) if block is not None and block.first > dropped)
-    return Line(name, tables, entries, blocks, dropped)
+    found = _Found([], [], [], [])
+    for kind, number in filter(None, map(_parse, names_in(layout.catalog_folder(name)))):
+        found[kind].append(number)
+    dropped = max(found.dropped, default=0)
+    tables, entries = sorted(n for n in found.tables if n > dropped), sorted(n for n in found.entries if n > dropped)
+    return Line(name, tables, entries, sorted(block for block in found.blocks if block.first > dropped), dropped)
+
+
+class _Found(NamedTuple):
+    """What the names in a folder say."""
+
+    entries: list[Any]
+    tables: list[Any]
+    blocks: list[Any]
+    dropped: list[Any]
+
+
+@lru_cache(_NAMES)
+def _parse(name: str) -> tuple[int, int | BlockName] | None:
+    """Return which list of `_Found` a name belongs to, and what it says. A folder is listed at each flush, and most names come again."""
+    for kind, parse in enumerate((parse_entry, parse_catalog, parse_block, parse_dropped)):
+        if (number := parse(name)) is not None:
+            return kind, number
+    return None
 
 
 def encode_entry(name: str, number: int | BlockName, entry: LineEntry) -> list[Buffer]:

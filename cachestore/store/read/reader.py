@@ -154,6 +154,16 @@ class Reader:
         with _lock:
             self._replace(lambda before: self._load(replace(before, uncovered={**before.uncovered, **known})))
 
+    def show(self, published: Mapping[str, SegmentContents]) -> None:
+        """Show segments that were published here, at once: without a look at what others did."""
+        with _lock:
+            self._snapshot = self.snapshot.with_segments(published)
+
+    def use(self, newer: Snapshot) -> None:
+        """Use a newer snapshot."""
+        with _lock:
+            self._replace(lambda _before: newer)
+
     def _load(self, earlier: Snapshot) -> Snapshot:
         return load_snapshot(self.layout, earlier=earlier)
 

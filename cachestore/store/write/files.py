@@ -81,14 +81,15 @@ class Files:
                 session.put(key, raw, value)
             session.set(name, **{_PART: key})
             try:
-                session.flush()
+                number = session.flush()
             except BadInput:  # unless `gc` has removed the value since the store was opened or refreshed here
                 if not is_there:
                     raise
                 self._store.refresh()
                 session.put(key, raw, value)
                 session.set(name, **{_PART: key})
-                session.flush()
+                number = session.flush()
+            self._note(number, name, key)
 
     def load(self, path: "str | os.PathLike[str]") -> dict[str, Any]:
         """Return the tensors at a path as torch tensors. Raises MissingEntry if there is no such file, CorruptEntry if it is damaged."""
@@ -115,7 +116,7 @@ class Files:
         name = _name_of(path)
         with self._changing() as session:
             session.remove(name)
-            session.flush()
+            self._note(session.flush(), name, None)
 
     def close(self) -> None:
         """End saving and removing, so that others open these files faster; what is there can still be read. May be called twice."""
@@ -165,6 +166,17 @@ class Files:
         self._keys: dict[str, Key] = {}
         self._number = -1
         """The number of the last entry that `_keys` has; -1 before the first look."""
+
+    def _note(self, number: int, name: str, key: Key | None) -> None:
+        """Note what an entry of this process did, unless others must be read first."""
+        with self._lock:
+            if number != self._number + 1:
+                return
+            self._number = number
+            if key is None:
+                self._keys.pop(name, None)
+            else:
+                self._keys[name] = key
 
     def _names(self) -> Mapping[str, Key]:
         """Return the key of each path now: reads only entries that are new. Other threads may change what it returned."""

@@ -57,7 +57,7 @@ from cachestore.store.format.line import (
 )
 from cachestore.store.format.line import FORMAT as CHANGES_FORMAT
 from cachestore.store.format.line import VERSION as CHANGES_VERSION
-from cachestore.store.read.held import held_keys
+from cachestore.store.read.held import held_keys, reliable_keys
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.read.rows import Rows, cell_of, newest_catalog, read_data_set
 from cachestore.store.read.snapshot import load_snapshot
@@ -77,6 +77,8 @@ _CLOSING_SECONDS: Final = 30
 """How long the end of a session waits for another process that makes a table: without the last rows, it may be."""
 _TABLE_ROWS: Final = 4096
 """A flush makes no table for fewer rows than this."""
+_FEW_KEYS: Final = 1024
+"""So many keys are looked up one by one before a new snapshot is taken."""
 _BEGIN_TRIES: Final = 20
 """How often a session looks whether there is a data set, while others begin and drop it."""
 _TRIES: Final = 10_000
@@ -122,6 +124,8 @@ class Session:
         self.lock = threading.RLock()
         self._has_ended = False
         self._began, self._line = begin(store.layout, self.name, made)
+        self._last: tuple[int, LineEntry] | None = None
+        """The entry that the last flush published, without its rows; None if the line must be listed."""
 
     def put(self, key: AnyKey, tensors: Mapping[str, Any], meta: Mapping[str, Json] | None = None) -> None:
         """Put a value that belongs to this data set: once no row names it any more, `gc` may remove it.
@@ -168,9 +172,13 @@ class Session:
             self._attempt, self._changes = _Attempt(changes), Changes()
             if not changes:
                 return list_line(layout, self.name).highest
-            number = self._link(self._attempt)
+            last, self._last = self._last, None
+            number, above = self._link(self._attempt, last)
+            self._last = number, LineEntry("changes", self._attempt.mark, "", above)
             self._attempt = _Attempt()
-            _fold(layout, self.name, number, least_rows=_TABLE_ROWS, part=2)
+            every = max(1, _TABLE_ROWS // 16)  # it takes two listings to see whether a table is due
+            if number % BLOCKS[0] == 0 or (above >= _TABLE_ROWS and above // every > (above - len(changes)) // every):
+                _fold(layout, self.name, number, least_rows=_TABLE_ROWS, part=2)
         return number
 
     def publish(self, changes: Changes) -> int:
@@ -221,7 +229,7 @@ class Session:
 
     def _show(self, published: Sequence[Any]) -> None:
         if published:
-            self._store.take_newer({segment.digest: segment.contents for segment in published})
+            self._store.show_and_commit({segment.digest: segment.contents for segment in published})
 
     def _is_there(self, attempt: _Attempt) -> bool:
         """Whether an attempt that failed has published its entry all the same."""
@@ -232,27 +240,30 @@ class Session:
         except (FormatError, OSError):
             return False
 
-    def _link(self, attempt: _Attempt) -> int:
-        """Publish changes as the next entry of the line, and return its number."""
+    def _link(self, attempt: _Attempt, last: tuple[int, LineEntry] | None) -> tuple[int, int]:
+        """Publish changes as the next entry of the line. Returns its number, and how many rows are above the newest table then."""
         layout, changes = self._store.layout, attempt.changes
         keys = [key for change in changes.values() for cells in change.parts.values() for key in cells]
 
-        refused: list[str] = []
+        refused, above = list[str](), 0
 
         def samples_of(lost: set[Key]) -> list[str]:
             refused[:] = [sample for sample, change in changes.items() if any(lost.intersection(cells) for cells in change.parts.values())]
             return refused
 
         def publish_as(number: int, before: LineEntry) -> bool:
-            attempt.number = number
-            entry = LineEntry("changes", attempt.mark, before.mark, before.above + len(changes), changes, made=self._made, line=self._line)
+            nonlocal above
+            attempt.number, above = number, before.above + len(changes)
+            entry = LineEntry("changes", attempt.mark, before.mark, above, changes, made=self._made, line=self._line)
             return publish(layout, layout.entry(self.name, number), encode_entry(self.name, number, entry), read_only=True)
 
         named = _Named(np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES), samples_of)
         try:
-            return _link_entry(self._store, _Next(self.name, self._began, attempt.mark, publish_as), named)
+            return _link_entry(self._store, _Next(self.name, self._began, attempt.mark, publish_as, last), named), above
         except BadInput:
-            self._attempt = _Attempt({sample: change for sample, change in changes.items() if refused and sample not in refused})
+            for sample in refused or [*changes]:
+                del changes[sample]
+            self._attempt = _Attempt(changes)
             raise
 
 
@@ -275,23 +286,34 @@ class _Next:
     mark: str
     publish_as: Callable[[int, LineEntry], bool]
     """Publishes it under a number, given the entry before. Returns False if the number was taken."""
+    last: tuple[int, LineEntry] | None = None
+    """The last entry, as this process knows it from its own flush: the line needs no listing before the first try."""
 
 
 def _link_entry(store: "Store", entry: _Next, named: _Named) -> int:
     """Publish an entry under the next number of its line, after the keys that it names were checked. Returns its number."""
-    layout = store.layout
+    layout, known = store.layout, _if_there(store.layout, entry.name, entry.last)
     for _try in range(_TRIES):
-        line = list_line(layout, entry.name)
-        last = _last_entry(layout, line)
-        if line.dropped > entry.began or last.what == "dropped":
-            raise BadInput(f"the data set {entry.name!r} in {layout.root} was dropped meanwhile: begin a new session", option="name")
+        if known is None:
+            line = list_line(layout, entry.name)
+            known = line.highest, _last_entry(layout, line)
+            if line.dropped > entry.began or known[1].what == "dropped":
+                raise BadInput(f"the data set {entry.name!r} in {layout.root} was dropped meanwhile: begin a new session", option="name")
+        (number, last), known = known, None
+        number += 1
         _check_keys(store, entry.name, named)
-        number = line.highest + 1
         if status_of(layout.entry(entry.name, number)) is not None:  # another process was faster: write nothing in vain
             continue
         if entry.publish_as(number, last) and _is_in_line(layout, entry.name, number, entry.mark):
             return number
     raise _too_busy(layout, entry.name, _TRIES)
+
+
+def _if_there(layout: Layout, name: str, last: tuple[int, LineEntry] | None) -> tuple[int, LineEntry] | None:
+    """Return the last entry as a process knows it, unless it is gone. Above a table that was made since, no rows are counted."""
+    if last is None or status_of(layout.entry(name, last[0])) is None:
+        return None
+    return last[0], replace(last[1], above=0) if status_of(layout.catalog(name, last[0])) is not None else last[1]
 
 
 def _too_busy(layout: Layout, name: str, tries: int = _TRIES) -> Incomplete:
@@ -342,9 +364,13 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
 def _copy_marked(store: "Store", keys: "np.ndarray[Any, np.dtype[np.uint8]]") -> set[Key]:
     """Copy the values that are in marked segments alone. Returns the keys that are nowhere."""
     layout = store.layout
-    with closing(load_snapshot(layout, earlier=store.snapshot, for_planning=True)) as snapshot:
-        doubtful = keys[~held_keys(snapshot, keys)]
-    lost: set[Key] = set()
+    doubtful, lost = keys, set[Key]()
+    if len(keys) <= _FEW_KEYS:
+        with suppress(FormatError, FileNotFoundError):
+            doubtful = keys[~reliable_keys(store.snapshot, keys)]
+    if len(doubtful):
+        with closing(load_snapshot(layout, earlier=store.snapshot, for_planning=True)) as snapshot:
+            doubtful = doubtful[~held_keys(snapshot, doubtful)]
     if not len(doubtful):
         return lost
     store.refresh()

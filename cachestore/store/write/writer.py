@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cachestore.core.arguments import as_mapping, as_path, as_switch, as_text, as_word
-from cachestore.core.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError, ReadFailed, WriteFailed
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.files.marker import noticing_its_end
@@ -17,13 +18,16 @@ from cachestore.store.format.segment import SegmentContents
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.reader import AnyKey, Reader
 from cachestore.store.write.append import Acknowledged, Appender
-from cachestore.store.write.commit import commit, create_store
+from cachestore.store.write.commit import commit, commit_if_due, create_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cachestore.store.write.files import Files
     from cachestore.store.write.publish import Session
+
+
+_COVERED_PART: Final = 16
 
 
 class Writer:
@@ -36,10 +40,10 @@ class Writer:
     If the block raises, values that are not yet published are discarded. Published ones stay. Belongs to one process and one thread.
     """
 
-    def __init__(self, store: "Store", take_newer: Callable[[Mapping[str, SegmentContents]], None]) -> None:
-        """`take_newer` refreshes the store, given the contents of segments that were published here."""
+    def __init__(self, store: "Store", show: Callable[[Mapping[str, SegmentContents]], None]) -> None:
+        """`show` lets the store see segments that were published here."""
         self._store = store
-        self._take_newer = take_newer
+        self._show_there = show
         self._appender = Appender(store.layout)
         self._published: list[Acknowledged] = []
         self._has_ended = False
@@ -116,7 +120,7 @@ class Writer:
         _ = self._store.snapshot
         if self._published:
             published, self._published = self._published, []
-            self._take_newer({segment.digest: segment.contents for segment in published})
+            self._show_there({segment.digest: segment.contents for segment in published})
 
 
 class Store(Reader):
@@ -145,7 +149,7 @@ class Store(Reader):
     def writer(self) -> Writer:
         """Return a context manager in which you put values. Raises CacheStoreError if this process did not open the store to write."""
         self.check_writable()
-        return Writer(self, self.take_newer)
+        return Writer(self, self.show_and_commit)
 
     def session(self, name: str) -> "Session":
         """Return a publish of a data set that grows, a context manager. Raises BadInput if something else made this data set."""
@@ -194,6 +198,14 @@ class Store(Reader):
         """Publish an index of all that is there, so that others open the store fast. Does nothing when nothing is new."""
         self.check_writable()
         self._replace(lambda before: commit(self.layout, snapshot=before))
+
+    def show_and_commit(self, published: Mapping[str, SegmentContents]) -> None:
+        """Show segments that were published here, and publish an index if many have none. If that fails, a later call does it."""
+        self.show(published)
+        before = self.snapshot
+        with suppress(WriteFailed, ReadFailed):
+            if (newer := commit_if_due(self.layout, before, part=_COVERED_PART)) is not before:
+                self.use(newer)
 
     @property
     def is_writable(self) -> bool:

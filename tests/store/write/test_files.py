@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 import cachestore as cs
 from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed
+from cachestore.store.format.line import list_line
+from cachestore.store.read import reader as reading
 from cachestore.store.write import append as appending
+from cachestore.store.write import commit as committing
 from cachestore.store.write import publish as publishing
 from cachestore.store.write.publish import make_table
 from tests.fakes import asks_for
@@ -210,12 +213,9 @@ def test_a_change_that_the_disk_refused_is_not_made_by_a_later_one(store, monkey
     files = store.files("own")
     files.save("kept", {"x": np.ones(1, np.float32)})
 
-    def refused(*_arguments, **_options):
-        raise WriteFailed("the disk is full")
-
     for value, module in enumerate((publishing, appending)):
         with monkeypatch.context() as patch:
-            patch.setattr(module, "publish", refused)
+            patch.setattr(module, "publish", refuse_to_write)
             with pytest.raises(WriteFailed):
                 files.save("lost", {"x": np.full(1, 7 + value, np.float32)})
             if module is publishing:
@@ -308,3 +308,39 @@ def test_a_lost_value_is_named_by_its_file(store):
     assert files.exists("cat")
     files.save("cat", {"x": np.ones(2, np.float32)})
     assert files.load("cat")["x"].tolist() == [1, 1]
+
+
+def test_a_save_lists_no_segment_and_reads_no_header(store, monkeypatch):
+    """Each one took longer than the one before, as it took a new snapshot of the whole store."""
+    files = store.files("own")
+    files.save("first", {"x": np.zeros(2, np.float32)})
+
+    def refused(*_arguments, **_options):
+        raise AssertionError("a save takes a snapshot of the whole store")
+
+    for module in (publishing, reading):
+        monkeypatch.setattr(module, "load_snapshot", refused)
+    listed = []
+    monkeypatch.setattr(publishing, "list_line", lambda layout, name: listed.append(name) or list_line(layout, name))
+    for number in range(5):
+        files.save("a", {"x": np.full(2, number, np.float32)})
+        assert files.load("a")["x"][0].item() == number
+    assert len(listed) == 5
+
+
+def test_files_that_are_saved_one_by_one_come_into_an_index(store, monkeypatch):
+    monkeypatch.setattr(committing, "UNCOVERED_LIMIT", 4)
+    files = store.files("own")
+    for number in range(30):
+        files.save(f"{number}", {"x": np.full(2, number, np.float32)})
+    assert len(store.snapshot.uncovered) <= 5
+    assert len(cs.open(store.layout.root).snapshot.uncovered) <= 5
+    assert [files.load(f"{number}")["x"][0].item() for number in range(30)] == [*range(30)]
+    monkeypatch.setattr(committing, "publish_file", refuse_to_write)
+    for number in range(30, 40):
+        files.save(f"{number}", {"x": np.full(2, number, np.float32)})
+    assert [store.files("own").load(f"{number}")["x"][0].item() for number in range(40)] == [*range(40)]
+
+
+def refuse_to_write(*_arguments, **_options):
+    raise WriteFailed("the disk is full")
