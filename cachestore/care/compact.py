@@ -12,7 +12,7 @@ from typing import Final
 
 from cachestore.care.gc import mark
 from cachestore.care.soundness import good_entries
-from cachestore.care.usage import MERGED, Needs, Usage, is_unflushed, survey
+from cachestore.care.usage import MERGED, Needs, Usage, is_unflushed, owner_of, survey
 from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.core.words import human_bytes
@@ -77,7 +77,12 @@ def choose_groups(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Grou
 
 
 def _stream(ref: SegmentRef, needs: Needs) -> str | None:
-    """With which segments this one may be merged: those of finished passes, or those of the same origin. None during its pass."""
+    """With which segments this one may be merged: those of finished passes, of one data set's sessions, or of the same origin.
+
+    None during its pass.
+    """
+    if (owner := owner_of(ref.origin)) is not None:
+        return f"{MERGED}/{owner}"
     if needs.may_go(ref.origin):
         return MERGED
     return None if "/" in ref.origin else ref.origin

