@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-_CAN_BE_STORED = f"use dense tensors of {', '.join(NUMPY_NAMES)} or bfloat16"
+_CAN_BE_STORED = f"use dense tensors of {', '.join(NUMPY_NAMES)}, bfloat16, float8_e4m3fn or float8_e5m2"
 
 
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:
@@ -87,8 +87,9 @@ def _raw_from_torch(name: str, value: "torch.Tensor") -> RawTensor:
     import torch
 
     dtype = TORCH_NAMES.get(str(value.dtype).removeprefix("torch."))
-    if dtype is None or value.layout is not torch.strided:
-        raise BadInput(f"tensor {name!r} ({value.dtype}, {value.layout}) cannot be stored: {_CAN_BE_STORED}")
+    if dtype is None or value.layout is not torch.strided or value.is_meta:
+        what = "without values, on the device meta" if value.is_meta else f"{value.dtype}, {value.layout}"
+        raise BadInput(f"tensor {name!r} ({what}) cannot be stored: {_CAN_BE_STORED}")
     plain = value.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()

@@ -245,8 +245,13 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> LineEntry:
         header = {**read_header(path, FORMAT, VERSION)}
     except NewerFormat:
         raise
-    except FormatError:
-        table = read_header(path, CATALOG_FORMAT, CATALOG_VERSION)
+    except FormatError as error:
+        try:
+            table = read_header(path, CATALOG_FORMAT, CATALOG_VERSION)
+        except NewerFormat:
+            raise
+        except FormatError:  # neither: most entries are changes
+            raise error from None
         header = {**table, **table.get("entry", {}), "number": table.get("generation")}
     try:
         what: Any = header["what"]

@@ -313,7 +313,7 @@ class Reader:
             found = self._find(keys)
         if missing := [key for key, locations in zip(keys, found, strict=True) if not locations]:
             named = first_of(missing)
-            help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
+            help_text = f"put it again (`cachestore precompute` puts what it made), or run {self.layout.command('repair')}"
             raise MissingEntry(
                 f"{len(missing)} of {plural(len(keys), 'key')} {noun(len(missing), 'is', 'are')} not in {self.layout.shown}: {named};"
                 f" {help_text}"

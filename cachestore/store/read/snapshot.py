@@ -147,7 +147,7 @@ def open_layout(layout_root: Layout) -> Layout:
     try:
         body = read_marker(layout_root)
     except (FileNotFoundError, NotADirectoryError) as error:
-        help_text = "`cachestore precompute … --store` makes one"
+        help_text = '`cachestore precompute … --store` makes one, and so does `cs.open(path, mode="a")`'
         if (layout_root.root / CACHE_MARKER).exists():
             help_text = f"it has copies of stores at addresses: `cachestore cache {system.quoted(str(layout_root.root))}` lists them"
         elif list_segments(layout_root):

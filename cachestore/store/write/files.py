@@ -78,7 +78,10 @@ class Files:
         with self._changing() as session:
             is_there = key in self._store
             if not is_there:
-                session.put(key, raw, value)
+                try:
+                    session.put(key, raw, value)
+                except BadInput as error:
+                    raise BadInput(f"the file {name!r} cannot be saved: {error}", option=error.option) from error
             session.set(name, **{_PART: key})
             try:
                 number = session.flush()
