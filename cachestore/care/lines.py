@@ -25,6 +25,10 @@ COVERED_SECONDS: Final = 86_400.0
 """Entries that a table covers stay for so long: a reader may have listed them."""
 
 
+MANY_ENTRIES: Final = 256
+"""From so many covered entries on, `gc` says that they stay for now."""
+
+
 def tidy_line(layout: Layout, name: str, *, with_fence: bool) -> None:
     """Make a table if there are changes above the newest one, then a fence if asked for. Does nothing to what a pass made."""
     kind = kind_of(layout, name)
@@ -60,6 +64,12 @@ def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: floa
     numbers += [(block.first, block) for block in line.blocks if block.last <= covered]
     paths = [path_of(layout, name, number) for _first, number in sorted(numbers, key=lambda each: each[0])]
     return [path for path in paths if is_older(path, COVERED_SECONDS, now=now)]
+
+
+def count_below_newest(layout: Layout, name: str) -> int:
+    """How many entries are below the newest table, so that nobody needs them for long."""
+    line = list_line(layout, name)
+    return sum(number < max(line.tables, default=0) for number in line.entries)
 
 
 def entry_numbers(layout: Layout, name: str) -> list[tuple[int, int | BlockName]]:

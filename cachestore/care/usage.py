@@ -122,6 +122,8 @@ class Usage:
     """None if all are needed by the index alone, or if the header cannot be read."""
     loose: tuple[StoredEntry, ...] = ()
     """Entries that nothing needs."""
+    young: int = 0
+    """How many of its entries nothing names, though a session may: it was written within a day. Then `needed` and `loose` say nothing."""
 
     @property
     def is_idle(self) -> bool:
@@ -140,16 +142,18 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
     A segment whose header cannot be read counts as needed: `repair` deals with it.
     """
     now = time.time()
-    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin) and not is_unflushed(layout, ref, now)]
-    unneeded = {ref.digest for ref in candidates if ref.entries == 0}
+    unneeded = Counter[str]()
     for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
             unneeded.update(location.segment.digest for location in locations)
-    unneeded.intersection_update(ref.digest for ref in candidates)
     usages: list[Usage] = []
     for ref in snapshot.segments():
         usage = Usage(ref)
-        if ref.digest in unneeded:
+        if not needs.may_go(ref.origin) or (ref.entries and ref.digest not in unneeded):
+            pass
+        elif _is_unflushed(layout, ref, now):
+            usage = Usage(ref, young=unneeded[ref.digest])
+        else:
             with suppress(FormatError, OSError):
                 entries = read_contents(layout.segment(ref.digest)).entries
                 held = [needs.hold(ref.origin, entry) for entry in entries]
@@ -158,6 +162,6 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
     return usages
 
 
-def is_unflushed(layout: Layout, ref: SegmentRef, now: float) -> bool:
+def _is_unflushed(layout: Layout, ref: SegmentRef, now: float) -> bool:
     """Whether a session may not have named the values of a segment yet."""
     return _OF_A_SESSION.fullmatch(ref.origin) is not None and not is_older(layout.segment(ref.digest), _SESSION_SECONDS, now=now)

@@ -76,7 +76,8 @@ def _freed(report: "GcReport", hours: float, store: Path) -> list[str]:
     if marked or report.freed_bytes or report.waiting.segments:
         return [f"{now}{later}"]
     needed = f" ({', '.join(map(repr, report.generations))})" if report.generations else ""
-    return [f"{now}: all that is here is needed{needed}. To free the whole store, delete its folder {store}"]
+    all_here = f"all that is here but {plural(report.young, 'young value')}" if report.young else "all that is here"
+    return [f"{now}: {all_here} is needed{needed}. To free the whole store, delete its folder {store}"]
 
 
 def _amount(amount: "Amount") -> str:
