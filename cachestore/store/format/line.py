@@ -151,7 +151,7 @@ def origin_of_session(name: str) -> str:
 
 def list_line(layout: Layout, name: str) -> Line:
     """List the files of a data set."""
-    found = _Found([], [], [], [])
+    found = _Numbers([], [], [], [])
     for kind, number in filter(None, map(_parse, names_in(layout.catalog_folder(name)))):
         found[kind].append(number)
     dropped = max(found.dropped, default=0)
@@ -159,7 +159,7 @@ def list_line(layout: Layout, name: str) -> Line:
     return Line(name, tables, entries, sorted(block for block in found.blocks if block.first > dropped), dropped)
 
 
-class _Found(NamedTuple):
+class _Numbers(NamedTuple):
     """What the names in a folder say."""
 
     entries: list[Any]
@@ -170,7 +170,7 @@ class _Found(NamedTuple):
 
 @lru_cache(_NAMES)
 def _parse(name: str) -> tuple[int, int | BlockName] | None:
-    """Return which list of `_Found` a name belongs to, and what it says. A folder is listed at each flush, and most names come again."""
+    """Return which list of `_Numbers` a name belongs to, and what it says. A folder is listed at each flush, and most names come again."""
     for kind, parse in enumerate((parse_entry, parse_catalog, parse_block, parse_dropped)):
         if (number := parse(name)) is not None:
             return kind, number

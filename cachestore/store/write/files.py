@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cachestore.core.arguments import as_mapping, as_text, normal_id, refuse
-from cachestore.core.errors import BadInput, CacheStoreError, FormatError, MissingEntry
+from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, FormatError, MissingEntry
 from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
@@ -76,7 +76,7 @@ class Files:
         content = digest_parts("cachestore-files", self.name, canonical(specs), canonical(value), *contents)
         key = Key(content[:KEY_BYTES])
         with self._changing() as session:
-            is_there = key in self._store
+            is_there = self._holds(key)
             if not is_there:
                 try:
                     session.put(key, raw, value)
@@ -145,6 +145,13 @@ class Files:
             except BaseException:
                 self._session.discard()
                 raise
+
+    def _holds(self, key: Key) -> bool:
+        """Whether the value of a key can be read. If it is damaged it is saved again, and readers take the copy that is whole."""
+        try:
+            return key in self._store and bool(self._store.get_raw([key]))
+        except (MissingEntry, CorruptEntry, FormatError):
+            return False
 
     def _read(self, path: "str | os.PathLike[str]", read: Callable[[Key], T]) -> T:
         """Read the value at a path as it is now. Raises MissingEntry."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import cachestore as cs
 from cachestore.care.collect import compact
-from cachestore.core.errors import BadInput, CacheStoreError, MissingEntry, WriteFailed
+from cachestore.core.errors import BadInput, CacheStoreError, CorruptEntry, MissingEntry, WriteFailed
 from cachestore.store.format.line import list_line
 from cachestore.store.read import reader as reading
 from cachestore.store.write import append as appending
@@ -23,6 +23,7 @@ from cachestore.store.write import commit as committing
 from cachestore.store.write import publish as publishing
 from cachestore.store.write.publish import make_table
 from tests.fakes import asks_for
+from tests.store.stores import flip
 
 PATHS = ["a", "b/c", "b/d"]
 operations = st.lists(
@@ -367,3 +368,17 @@ def test_files_that_are_saved_one_by_one_come_into_an_index(store, monkeypatch):
 
 def refuse_to_write(*_arguments, **_options):
     raise WriteFailed("the disk is full")
+
+
+@pytest.mark.parametrize("same_session", [True, False])
+def test_a_damaged_value_that_is_saved_again_can_be_loaded(store, same_session):
+    files = store.files("own")
+    files.save("cat", {"x": np.ones(2, np.float32)}, {"n": 1})
+    [segment] = store.layout.segments.rglob("*.safetensors")
+    flip(segment, segment.stat().st_size - 1)
+    with pytest.raises(CorruptEntry):
+        files.load("cat")
+    again = files if same_session else cs.open(store.layout.root, mode="a").files("own")
+    again.save("cat", {"x": np.ones(2, np.float32)}, {"n": 1})
+    for one in (files, again, cs.open(store.layout.root).files("own")):
+        assert (one.load("cat")["x"].tolist(), one.metadata("cat")) == ([1, 1], {"n": 1})
