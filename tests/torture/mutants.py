@@ -136,14 +136,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "second look at marks": Mutant(
         "store/write/publish.py",
-        "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
-        "        _try or _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
+        "        number += 1\n        _check_keys(store, entry.name, named)\n",
+        "        number += 1\n        _try or _check_keys(store, entry.name, named)\n",
         *_PUBLISH_LONG,
     ),
     "listing before the look at marks": Mutant(
         "store/write/publish.py",
-        "        _check_keys(store, entry.name, named)\n        number = line.highest + 1\n",
-        "        _check_keys(store, entry.name, named)\n        line = list_line(layout, entry.name)\n        number = line.highest + 1\n",
+        "        number += 1\n        _check_keys(store, entry.name, named)\n",
+        "        _check_keys(store, entry.name, named)\n        number = list_line(layout, entry.name).highest + 1\n",
         *_PUBLISH_LONG,
     ),
     "whole overlay": Mutant(
