@@ -154,9 +154,13 @@ def list_line(layout: Layout, name: str) -> Line:
     found = _Numbers([], [], [], [])
     for kind, number in filter(None, map(_parse, names_in(layout.catalog_folder(name)))):
         found[kind].append(number)
-    dropped = max(found.dropped, default=0)
-    tables, entries = sorted(n for n in found.tables if n > dropped), sorted(n for n in found.entries if n > dropped)
-    return Line(name, tables, entries, sorted(block for block in found.blocks if block.first > dropped), dropped)
+    for numbers in found:
+        numbers.sort()
+    if not found.dropped:
+        return Line(name, found.tables, found.entries, found.blocks, 0)
+    dropped = found.dropped[-1]
+    tables, entries = ([number for number in numbers if number > dropped] for numbers in (found.tables, found.entries))
+    return Line(name, tables, entries, [block for block in found.blocks if block.first > dropped], dropped)
 
 
 class _Numbers(NamedTuple):
