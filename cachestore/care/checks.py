@@ -282,7 +282,9 @@ def check_needed(store: StoreToCheck) -> Iterator[Finding]:
     for key, need in store.needed.items():
         if key not in store.good and str(key) not in reported:
             what = f"entry {key}, which sample {need.sample!r} needs, has no valid copy"
-            again = f"put it again, or set or remove this row of {need.name!r}: cachestore cannot know how to make it"
+            row = f"put it again, or set or remove this row of {need.name!r}"
+            again = f"save or remove {need.sample!r} of {need.name!r}" if need.made == "files" else row
+            again += ": cachestore cannot know how to make it"
             advice = refill if need.made in HAVE_SOURCES else again
             yield Finding("missing-entry", need.where, what, advice, str(key), need.sample)
 

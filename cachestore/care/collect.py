@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from cachestore.care.checks import lost_catalogs
@@ -24,7 +25,7 @@ from cachestore.care.gc import (
     spent_lists,
     stale_temporaries,
 )
-from cachestore.care.lines import covered_entries, files_of_line, keys_of_entries, tidy_line
+from cachestore.care.lines import MANY_ENTRIES, count_below_newest, covered_entries, files_of_line, keys_of_entries, tidy_line
 from cachestore.care.losses import needed_by
 from cachestore.care.usage import Needs, Owners, Usage, survey, values_by_owner
 from cachestore.core import system
@@ -120,6 +121,8 @@ class GcReport(_Report):
     plans: tuple[str, ...]
     freed_bytes: int
     remarks: tuple[str, ...] = ()
+    young: int = 0
+    """Entries that no row names, which stay for a day after they were written: a session may still name them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -207,10 +210,11 @@ def collect(
             lists, remarks = _not_held_back(layout, lists, now)
             removals, stays = plan_removal(layout, lists, found.needs.hold)
             waiting = _waiting(layout, without=frozenset(removal.digest for removal in removals))
+            covered = {each: covered_entries(layout, each, kept, now=now) for each, kept in found.kept.items()}
             files = [
                 *stale_temporaries(layout, now=now),
                 *(layout.catalog(each, generation) for each, generations in found.old.items() for generation in generations),
-                *(path for each, kept in found.kept.items() for path in covered_entries(layout, each, kept, now=now)),
+                *chain.from_iterable(covered.values()),
                 *old_indexes(layout, now=now),
                 *forgotten_workers(layout, now=now),
                 *spent_lists(layout, lists),
@@ -232,6 +236,10 @@ def collect(
     if found.unfinished:
         unfinished = plural(len(found.unfinished), "unfinished run")
         stays.append(f"the values of {unfinished} stay: run the same `cachestore precompute` again to finish")
+    stays += _young_in_words(usages)
+    for each, going in covered.items():
+        if (later := count_below_newest(layout, each) - len(going) * (not apply)) >= MANY_ENTRIES:
+            stays.append(f"{later} files of changes of {each!r} stay: they go when two generations cover them, a day later")
     for each in found.needs.owners.lost:
         release = layout.command(f"drop {system.quoted(each)}")
         stays.append(f"values of the data set {each!r} stay, though nothing else of it is here: put its folder back, or run {release}")
@@ -251,6 +259,7 @@ def collect(
         plans=tuple(plans),
         freed_bytes=freed,
         remarks=(*remarks, *stays),
+        young=sum(usage.young for usage in usages),
     )
 
 
@@ -281,17 +290,18 @@ def compact(path: str | Path, *, apply: bool = True) -> CompactReport:
     """
     layout = open_layout(Layout.at(as_path("path", path)))
     with noticing_its_end(layout):
-        for name in list_names(layout) if apply else ():
-            tidy_line(layout, name, with_fence=False)
         with closing(load_snapshot(layout, for_planning=True)) as snapshot:
             needs = _find_needs(layout, time.time()).needs
-            groups = choose_groups(layout, snapshot, needs)
+            surveyed = survey(layout, snapshot, needs)
+            groups = choose_groups(surveyed, needs)
+        for name in list_names(layout) if apply and groups else ():
+            tidy_line(layout, name, with_fence=False)
         usages = [usage for group in groups for usage in group.usages]
         loose = sum(usage.loose_bytes for usage in usages)
         entries = sum(usage.ref.entries - len(usage.loose) for usage in usages)
         done = compact_segments(layout, groups, needs) if apply else Compacted(len(usages), 0, entries, ())
         check_for_reading(layout)
-    return CompactReport(apply, done.segments, done.written, done.entries, loose, done.remarks)
+    return CompactReport(apply, done.segments, done.written, done.entries, loose, (*done.remarks, *_young_in_words(surveyed)))
 
 
 def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
@@ -327,6 +337,13 @@ def drop(path: str | Path, name: str, *, apply: bool = True) -> DropReport:
         freed += sum(remove_file(layout, path) for path in files_of_line(layout, name, end))
     check_for_reading(layout)
     return DropReport(apply, name, tuple(line.tables), tuple(plans), freed, len(line.entries) + len(line.blocks))
+
+
+def _young_in_words(usages: Iterable[Usage]) -> list[str]:
+    """Return what is to be said of values that no row names yet: nothing, or a sentence."""
+    young = [usage.young for usage in usages if usage.young]
+    which = f"{plural(sum(young), 'value')} in {plural(len(young), 'segment')}"
+    return [f"{which} stay for a day after they were written: no row names them, but a session still may"] if young else []
 
 
 def _owns_values(layout: Layout, name: str) -> bool:

@@ -5,14 +5,13 @@ published. Only then are the old segments marked for deletion. They stay readabl
 crash leaves only copies, which are harmless. Safe beside readers, a running pass and other collectors, as `gc` is.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cachestore.care.gc import mark
 from cachestore.care.soundness import good_entries
-from cachestore.care.usage import MERGED, Needs, Usage, is_unflushed, survey
+from cachestore.care.usage import MERGED, Needs, Usage, owner_of
 from cachestore.core.errors import FormatError, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.core.words import human_bytes
@@ -23,7 +22,6 @@ from cachestore.files.paths import Layout
 from cachestore.store.format.entry import Entry
 from cachestore.store.format.locations import SegmentRef
 from cachestore.store.format.segment import read_contents
-from cachestore.store.read.snapshot import Snapshot
 from cachestore.store.write.append import Appender
 from cachestore.store.write.commit import commit
 
@@ -55,29 +53,31 @@ class Compacted:
     remarks: tuple[str, ...]
 
 
-def choose_groups(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Group]:
-    """Choose what to rewrite, from a snapshot for planning.
+def choose_groups(usages: Iterable[Usage], needs: Needs) -> list[Group]:
+    """Choose what to rewrite, given the usage of each segment of a snapshot for planning.
 
     Leaves out unfinished passes, values that a session may not have named yet, and segments for which rewriting gains nothing. Entries
     of writers and entries of passes never come into one segment: they must stay distinguishable.
     """
     streams: dict[str, list[Usage]] = {}
-    now = time.time()
-    for usage in survey(layout, snapshot, needs):
-        if is_unflushed(layout, usage.ref, now):
-            continue
-        if (stream := _stream(usage.ref, needs)) is not None and (_is_small(usage.ref) or _is_worn(usage)):
+    for usage in usages:
+        if not usage.young and (stream := _stream(usage.ref, needs)) is not None and (_is_small(usage.ref) or _is_worn(usage)):
             streams.setdefault(stream, []).append(usage)
     groups: list[Group] = []
-    for stream, usages in sorted(streams.items()):
-        if len(usages) > 1 or _is_worn(usages[0]):
-            origins = {usage.ref.origin for usage in usages}
-            groups.append(Group(origins.pop() if len(origins) == 1 else stream, tuple(usages)))
+    for stream, chosen in sorted(streams.items()):
+        if len(chosen) > 1 or _is_worn(chosen[0]):
+            origins = {usage.ref.origin for usage in chosen}
+            groups.append(Group(origins.pop() if len(origins) == 1 else stream, tuple(chosen)))
     return groups
 
 
 def _stream(ref: SegmentRef, needs: Needs) -> str | None:
-    """With which segments this one may be merged: those of finished passes, or those of the same origin. None during its pass."""
+    """With which segments this one may be merged: those of finished passes, of one data set's sessions, or of the same origin.
+
+    None during its pass.
+    """
+    if (owner := owner_of(ref.origin)) is not None:
+        return f"{MERGED}/{owner}"
     if needs.may_go(ref.origin):
         return MERGED
     return None if "/" in ref.origin else ref.origin

@@ -14,6 +14,7 @@ from typing import Final
 from cachestore.care.collect import refuse_lost_catalogs
 from cachestore.care.gc import mark, plan_removal, remove_marked
 from cachestore.care.lines import entry_numbers, keys_of_entries, tidy_line
+from cachestore.care.usage import owner_of
 from cachestore.core.arguments import as_id, as_many, as_path, as_switch, as_text
 from cachestore.core.errors import BadInput, FormatError, Incomplete, WriteFailed
 from cachestore.core.inputs import caption_key
@@ -94,6 +95,8 @@ class _Mentions:
     samples: set[str] = field(default_factory=set[str])
     """Those that are named anywhere."""
     keys: set[Key] = field(default_factory=set[Key])
+    beside: set[Key] = field(default_factory=set[Key])
+    """With `now`: other keys that only what is removed names, of values of sessions. Nothing could forget these later."""
     current: dict[str, Catalog] = field(default_factory=dict[str, Catalog])
     """The data sets that have one now, as they are."""
     generations: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -146,11 +149,12 @@ def forget(path: str | Path, samples: Iterable[str], *, name: str | None = None,
 
 
 def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now: bool, is_applied: bool) -> ForgetReport:
-    samples = frozenset(ids)
     with noticing_its_end(layout):
+        below = _files_below(layout, names, ids)
+        samples = frozenset([*ids, *below])
         named = _find(layout, names, samples)
         check_for_reading(layout)
-        if unknown := [one for one in ids if one not in named.samples]:
+        if unknown := [one for one in ids if one not in named.samples and not any(each.startswith(f"{one}/") for each in below)]:
             lists = f"{layout.command('ls --samples')} lists those that there are"
             where = f"nothing in {layout.root} names the {noun(len(unknown), 'sample')} {first_of(map(repr, unknown))}"
             raise BadInput(f"{where}: it was forgotten already, or its id is another one ({lists})", option="samples")
@@ -165,11 +169,15 @@ def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now:
         }
         if is_applied:
             named = replace(_find(layout, names, samples), samples=named.samples)
+        if is_now:
+            named.beside = _keys_beside(layout, named)
+            named.keys |= named.beside
         removed = _remove(layout, names, samples, named, is_applied=is_applied) if is_now else _Removed()
+        ids = [*ids, *below]
         check_for_reading(layout)
     again = f" ({first_of(sources)})" if sources else ""
     remarks = [
-        f"remove it from its source{again} too: the next `cachestore precompute` of it makes it again",
+        f"remove it from its source{again} too: the next `cachestore precompute`, or your program, makes it again",
         f"values that nothing names any more, such as those before an edit, go by {layout.command('gc --apply')}, twice, a day apart",
         ELSEWHERE,
     ]
@@ -182,7 +190,7 @@ def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now:
         older={name: tuple(numbers) for name, numbers in sorted(named.generations.items())},
         values=removed.values,
         copied=removed.copied,
-        kept={str(key): who for key, who in sorted(removed.kept.items())},
+        kept={str(key): who for key, who in sorted(removed.kept.items()) if key not in named.beside},
         plans=tuple(named.plans),
         freed_bytes=removed.freed_bytes,
         left=tuple(removed.left),
@@ -191,6 +199,22 @@ def _forget(layout: Layout, names: Sequence[str], ids: Sequence[str], *, is_now:
 
 
 # What names a sample
+
+
+def _files_below(layout: Layout, names: Sequence[str], ids: Sequence[str]) -> list[str]:
+    """Return the files whose paths begin with one of these and a slash, now or before: a trainer's cache has a folder for each picture."""
+    starts, below = tuple(f"{one}/" for one in ids), set[str]()
+    for name in names:
+        line = list_line(layout, name)
+        with suppress(FileNotFoundError):  # gone meanwhile: `_find` looks again
+            if not line.tables or what_made(layout, name) != "files":
+                continue
+            for generation in line.tables:
+                catalog = read_catalog(layout.catalog(name, generation), generation=generation, io="mmap")
+                below.update(one for one in catalog.ids if one.startswith(starts))
+            for _last, number in entry_numbers(layout, name):
+                below.update(one for one in read_entry(layout, name, number).changes if one.startswith(starts))
+    return sorted(below.difference(ids))
 
 
 def _find(layout: Layout, names: Sequence[str], samples: frozenset[str]) -> _Mentions:
@@ -221,6 +245,23 @@ def _find(layout: Layout, names: Sequence[str], samples: frozenset[str]) -> _Men
             found.plans.append(plan)
             found.samples |= listed
     return found
+
+
+def _keys_beside(layout: Layout, named: _Mentions) -> set[Key]:
+    """Return the other keys in generations and entries that name a sample, if all copies of their values are of sessions."""
+    keys: set[Key] = set()
+    for name in {*named.generations, *named.entries}:
+        with suppress(FileNotFoundError):
+            for generation in named.generations.get(name, ()):
+                for column in read_catalog(layout.catalog(name, generation), generation=generation, io="mmap").columns:
+                    keys.update(map(Key, column.keys))
+            for _last, number in entry_numbers(layout, name) if name in named.entries else ():
+                changes = read_entry(layout, name, number).changes.values()
+                keys.update(key for change in changes for cells in change.parts.values() for key in cells)
+    others = sorted(keys - named.keys)
+    with closing(load_snapshot(layout)) as snapshot:
+        copies = zip(others, snapshot.find(others), strict=True)
+        return {key for key, locations in copies if all(owner_of(location.segment.origin) is not None for location in locations)}
 
 
 def _note(found: _Mentions, catalog: Catalog, samples: frozenset[str]) -> bool:
@@ -420,6 +461,8 @@ def _needs(layout: Layout, names: Sequence[str], without: frozenset[str], named:
                     yield from _needs_of(read_catalog(path, generation=generation, io="mmap"), named.keys, left_out)
         if name not in names:
             yield from ((key, f"the data set {name!r}") for key in keys_of_entries(layout, name, now=now) if key in named.keys)
+        elif name not in named.entries:
+            yield from ((key, f"the data set {name!r}") for key in keys_of_entries(layout, name, now=now) if key in named.beside)
     yield from ((key, "a `fill`, whose plan has its key") for key in keys_of_plans(layout) if key in named.keys)
     passes = frozenset(one for one in open_passes(layout, now=now) if one.plan not in named.plans)
     yield from ((key, "a run that is not finished") for key in keys_of_passes(layout, passes) if key in named.keys)

@@ -26,6 +26,10 @@ COVERED_SECONDS: Final = 86_400.0
 """Entries that a table covers stay for so long: a reader may have listed them."""
 
 
+MANY_ENTRIES: Final = 256
+"""From so many covered entries on, `gc` says that they stay for now."""
+
+
 def tidy_line(layout: Layout, name: str, *, with_fence: bool) -> None:
     """Make a table if there are changes above the newest one, then a fence if asked for. Does nothing to what a pass made."""
     if what_made(layout, name) in {None, *HAVE_SOURCES}:
@@ -58,6 +62,12 @@ def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: floa
     covered = kept[-2] if len(kept) > 1 else max(kept, default=0) - 1
     paths = [path_of(layout, name, number) for last, number in entry_numbers(layout, name) if line.dropped < last <= covered]
     return [path for path in paths if is_older(path, COVERED_SECONDS, now=now)]
+
+
+def count_below_newest(layout: Layout, name: str) -> int:
+    """How many entries are below the newest table, so that nobody needs them for long."""
+    line = list_line(layout, name)
+    return sum(number < max(line.tables, default=0) for number in line.entries)
 
 
 def entry_numbers(layout: Layout, name: str) -> list[tuple[int, int | BlockName]]:
@@ -213,7 +223,7 @@ def _publish_known(store: Store, name: str) -> None:
             raise FormatError(f"the data set {name!r} in {layout.root} changed while it was repaired; run the same command again")
         if known.catalog.generation != line.highest:
             return None
-        copy_marked(store, keys_of(Rows.of(known.catalog)))
+        copy_marked(store, name, keys_of(Rows.of(known.catalog)))
         return LineEntry("whole", mark, table=known.catalog)
 
     link_next(layout, name, next_entry, over_damage=True)

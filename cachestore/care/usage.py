@@ -1,8 +1,9 @@
 """Usage: which entries of a store are needed, and which may be removed. Changes nothing.
 
-An entry may be removed if it has an owner, the pass or session that wrote it is over, and nothing names its key. `precompute` and sessions
-give their values owners. What a `writer` put, what `fill` made without `publish_as`, and all unclear cases stay. An owner that has left no
-trace was lost, not dropped: its values stay until it is dropped.
+An entry may be removed if it has an owner, the pass or session that wrote it is over, and nothing names its key. `precompute` and `fill`
+name the owner in the entry; a session does so in the origin of its segments, where no field of a user can be taken for it. What a `writer`
+put, what `fill` made without `publish_as`, and all unclear cases stay. An owner without a trace was lost, not dropped: its values stay
+until it is dropped.
 """
 
 import re
@@ -26,25 +27,32 @@ from cachestore.store.format.segment import SegmentContents, StoredEntry, read_c
 from cachestore.store.read.snapshot import Snapshot
 
 MERGED: Final = "merged"
-"""The origin of a segment that was merged from those of several finished passes."""
+"""The origin of a segment that was merged from those of several finished passes. Of sessions it is `merged/<data set>`."""
 _OF_A_PASS: Final = re.compile(r"[0-9a-f]{32}/(0|[1-9][0-9]*)")
-_OF_A_SESSION: Final = re.compile(rf"{SESSION}[0-9a-f]{{32}}")
+_OF_A_SESSION: Final = re.compile(rf"{SESSION}/[0-9a-f]{{32}}/.+", re.DOTALL)
+_OF_A_DATA_SET: Final = re.compile(rf"(?:{SESSION}/[0-9a-f]{{32}}|{MERGED})/(.+)", re.DOTALL)
 _SESSION_SECONDS: Final = 86_400.0
 """A segment of a session counts as unfinished for so long. A session that flushes later is told if a value is gone."""
 
 
-def has_owner(entry: StoredEntry) -> bool:
-    """Whether an entry belongs to a data set: one that `precompute` made has the digest of its input, one of a session a name."""
-    return "input_digest" in entry.meta or OWNER in entry.meta
+def owner_of(origin: str) -> str | None:
+    """Return the data set to which all entries of a segment with this origin belong: a session's own. None for other origins."""
+    match = _OF_A_DATA_SET.fullmatch(origin)
+    return None if match is None else match[1]
+
+
+def has_owner(origin: str, entry: StoredEntry) -> bool:
+    """Whether an entry of a segment with this origin belongs to a data set: what `precompute` made has the digest of its input."""
+    return owner_of(origin) is not None or (_may_name_owners(origin) and ("input_digest" in entry.meta or OWNER in entry.meta))
 
 
 def is_own_value(origin: str, entry: StoredEntry) -> bool:
     """Whether a user stored an entry of a segment with this origin, by `put` or `fill`. What is unclear counts as that."""
-    return not _may_have_owners(origin) or not has_owner(entry)
+    return not has_owner(origin, entry)
 
 
-def _may_have_owners(origin: str) -> bool:
-    return origin == MERGED or bool(_OF_A_PASS.fullmatch(origin) or _OF_A_SESSION.fullmatch(origin))
+def _may_name_owners(origin: str) -> bool:
+    return origin == MERGED or _OF_A_PASS.fullmatch(origin) is not None
 
 
 class Owners:
@@ -54,9 +62,9 @@ class Owners:
         self._layout = layout
         self._known: dict[str, bool] = {}
 
-    def is_lost(self, entry: StoredEntry) -> bool:
+    def is_lost(self, origin: str, entry: StoredEntry) -> bool:
         """Whether the owner of an entry is lost. A session, or `fill`, begins its data set before it puts a value."""
-        name = entry.meta.get(OWNER)
+        name = owner_of(origin) or entry.meta.get(OWNER)
         if not isinstance(name, str):
             return False
         if name not in self._known:
@@ -78,7 +86,9 @@ class Owners:
 
 def values_by_owner(contents: SegmentContents) -> Counter[str]:
     """The number of values of each data set in a segment. What a `writer` put may say something else under this name."""
-    owners = (meta.get(OWNER) for meta in contents.entries.metas) if _may_have_owners(contents.origin) else ()
+    if (owner := owner_of(contents.origin)) is not None:
+        return Counter({owner: len(contents.entries)})
+    owners = (meta.get(OWNER) for meta in contents.entries.metas) if _may_name_owners(contents.origin) else ()
     return Counter(name for name in owners if isinstance(name, str))
 
 
@@ -94,11 +104,11 @@ class Needs:
 
     def hold(self, origin: str, entry: StoredEntry) -> bool:
         """Whether an entry of a segment with this origin must stay."""
-        return not self.may_go(origin) or entry.key in self.keys or not has_owner(entry) or self.owners.is_lost(entry)
+        return not self.may_go(origin) or entry.key in self.keys or not has_owner(origin, entry) or self.owners.is_lost(origin, entry)
 
     def may_go(self, origin: str) -> bool:
         """Whether unnamed entries of a segment with this origin may be removed."""
-        if origin == MERGED or _OF_A_SESSION.fullmatch(origin):
+        if origin == MERGED or owner_of(origin) is not None:
             return True
         return _OF_A_PASS.fullmatch(origin) is not None and self.is_over(origin)
 
@@ -112,6 +122,8 @@ class Usage:
     """None if all are needed by the index alone, or if the header cannot be read."""
     loose: tuple[StoredEntry, ...] = ()
     """Entries that nothing needs."""
+    young: int = 0
+    """How many of its entries nothing names, though a session may: it was written within a day. Then `needed` and `loose` say nothing."""
 
     @property
     def is_idle(self) -> bool:
@@ -130,16 +142,18 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
     A segment whose header cannot be read counts as needed: `repair` deals with it.
     """
     now = time.time()
-    candidates = [ref for ref in snapshot.segments() if needs.may_go(ref.origin) and not is_unflushed(layout, ref, now)]
-    unneeded = {ref.digest for ref in candidates if ref.entries == 0}
+    unneeded = Counter[str]()
     for key, locations in chain(snapshot.index.items() if snapshot.index is not None else (), snapshot.tail.items()):
         if key not in needs.keys:
             unneeded.update(location.segment.digest for location in locations)
-    unneeded.intersection_update(ref.digest for ref in candidates)
     usages: list[Usage] = []
     for ref in snapshot.segments():
         usage = Usage(ref)
-        if ref.digest in unneeded:
+        if not needs.may_go(ref.origin) or (ref.entries and ref.digest not in unneeded):
+            pass
+        elif _is_unflushed(layout, ref, now):
+            usage = Usage(ref, young=unneeded[ref.digest])
+        else:
             with suppress(FormatError, OSError):
                 entries = read_contents(layout.segment(ref.digest)).entries
                 held = [needs.hold(ref.origin, entry) for entry in entries]
@@ -148,6 +162,6 @@ def survey(layout: Layout, snapshot: Snapshot, needs: Needs) -> list[Usage]:
     return usages
 
 
-def is_unflushed(layout: Layout, ref: SegmentRef, now: float) -> bool:
+def _is_unflushed(layout: Layout, ref: SegmentRef, now: float) -> bool:
     """Whether a session may not have named the values of a segment yet."""
     return _OF_A_SESSION.fullmatch(ref.origin) is not None and not is_older(layout.segment(ref.digest), _SESSION_SECONDS, now=now)

@@ -123,7 +123,7 @@ def verify(
         remarks = (*slow_lines(layout), *ownerless(store))
         if snapshot.listed and not list_indexes(layout):  # a damaged index would be a finding; segments can be read without one
             remark = f"there is no index, so opening the store reads the headers of its {plural(len(snapshot.listed), 'segment')}."
-            remark += f" A pass writes an index when it ends; if none is running, run {layout.command('repair')}"
+            remark += f" A pass, or a program that saves much, writes one. {layout.command('repair')} does so too, and does no harm"
             remarks = (remark, *remarks)
     check_for_reading(layout)  # a folder that is gone lists as empty, and nothing seems wrong
     return VerifyReport(

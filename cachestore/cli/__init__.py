@@ -344,8 +344,8 @@ def failed_samples(failures: "Iterable[Sequence[str]]") -> list[str]:
 def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
     """Return the ids that may have been meant, as the end of a sentence; empty if no id is similar.
 
-    Ids of the same name in another folder, with another extension or case come first. Else similar names are searched only among 1,000 ids
-    that contain each half of the name: comparing a million would take minutes.
+    Ids of the same name in another folder, with another extension or case, or below it come first. Else similar names are searched only
+    among 1,000 ids that contain each half of the name: comparing a million would take minutes.
     """
     from difflib import SequenceMatcher, get_close_matches
     from itertools import chain
@@ -356,7 +356,7 @@ def near_to(asked: str, listed: Iterable[Iterable[str]]) -> str:
     similar: dict[str, list[str]] = {half: [] for half in halves if half}
     for one in chain.from_iterable(listed):
         folded = one.casefold()
-        if name in folded and len(same) < _MAX_COMPARED and _bare(one) == name:
+        if name in folded and len(same) < _MAX_COMPARED and (_bare(one) == name or one.startswith(f"{asked}/")):
             same.append(one)
         for half, some in similar.items():
             if half in folded and len(some) < _MAX_COMPARED:

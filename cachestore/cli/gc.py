@@ -17,6 +17,10 @@ HELP = (
 )
 
 
+_SHOWN = 40
+"""So many names of removed files are printed."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_store(parser)
@@ -57,7 +61,9 @@ def _in_words(report: "GcReport", hours: float, store: Path) -> list[str]:
         lines.append(f"{plural(sum(older.values()), 'generation is', 'generations are')} kept ({names}): {freed}{more}")
     if report.files or report.plans:
         lines.append(f"{plural(len(report.files), 'old file')} and {plural(len(report.plans), 'plan')} {would}removed")
-        lines += [f"  {name}" for name in report.files] + [f"  plans/{name}" for name in report.plans]
+        names = [*report.files, *(f"plans/{name}" for name in report.plans)]
+        lines += [f"  {name}" for name in names[:_SHOWN]]
+        lines += [f"  and {len(names) - _SHOWN} more: --json lists them all"] if len(names) > _SHOWN else []
     lines += [f"note: {remark}" for remark in report.remarks]
     return lines + _freed(report, hours, store)
 
@@ -76,7 +82,8 @@ def _freed(report: "GcReport", hours: float, store: Path) -> list[str]:
     if marked or report.freed_bytes or report.waiting.segments:
         return [f"{now}{later}"]
     needed = f" ({', '.join(map(repr, report.generations))})" if report.generations else ""
-    return [f"{now}: all that is here is needed{needed}. To free the whole store, delete its folder {store}"]
+    all_here = f"all that is here but {plural(report.young, 'young value')}" if report.young else "all that is here"
+    return [f"{now}: {all_here} is needed{needed}. To free the whole store, delete its folder {store}"]
 
 
 def _amount(amount: "Amount") -> str:

@@ -178,6 +178,8 @@ def _of_sample(found: dict[str, Any]) -> Iterator[str]:
             if entry is not None:
                 value = f"{entry['key']}  {human_bytes(entry['bytes'])}  {', '.join(tensors_of(entry))}"
             yield f"  {column}{shared_by(count, column) if key else ''}: {value}"
+            if entry is not None and found["made"] == "files":
+                yield from (f"    {name}: {one}" for name, one in entry["meta"].items())
 
 
 def _fit(facts: dict[str, list[int]]) -> str:

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
             chosen, unfinished = choose(layout, arguments.name), {}
             catalogs = tuple(one for one in found.catalogs if one.name == chosen)
             found = replace(found, catalogs=catalogs, unreadable=tuple(one for one in found.unreadable if one == chosen))
-    lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'file')}, {human_bytes(found.bytes)}"]
+    lines = [f"{plural(found.entries, 'value')} in {plural(found.segments, 'segment')}, {human_bytes(found.bytes)}"]
     for catalog in found.catalogs:
         columns = ", ".join(catalog.columns) or ("no encoder" if row_of(catalog.made) == "sample" else "no part")
         prompts = f", {plural(catalog.prompts, 'prompt')} for validation" if catalog.prompts else ""

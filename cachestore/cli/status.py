@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     shown = sorted(found.plans, key=lambda one: (one.complete, one.name, one.generation))
     lines = [line for one in shown for line in _in_words(one, Path(arguments.store))]
     if others := found.without_runs:
-        lines.append(f"no run is recorded of the {noun(len(others), 'data set', 'data sets')} {first_of(map(repr, others))}")
+        no_run = f"no run is recorded of the {noun(len(others), 'data set', 'data sets')} {first_of(map(repr, others))}"
+        lines.append(f"{no_run}; programs that save files or flush a session are not shown")
     return tell(arguments, found.as_json(), lines or ["no run has been started here"])
 
 

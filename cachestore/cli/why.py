@@ -208,7 +208,8 @@ class _Reasons:
     def of(self, encoder: str, row: int, *, has_key: bool) -> str:
         """Return why a cell is not ready; `has_key` says whether it was made once."""
         if has_key and not self._catalog.has_sources:
-            return "its value is not in the store: put it again, or set or remove this row"
+            what = "save or remove this file" if self._catalog.made == "files" else "put it again, or set or remove this row"
+            return f"its value is not in the store: {what}"
         if has_key:
             return f"its entry has no valid copy: run {self._layout.command('repair --refill')}"
         return self._failures.get((self._catalog.ids[row], encoder), "it was not made yet: run `cachestore precompute` again")

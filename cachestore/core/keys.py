@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -79,8 +80,12 @@ def canonical_text(value: Json) -> str:
     try:
         return _CANONICAL.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
+        why: object = error
+        with suppress(TypeError, ValueError, RecursionError):
+            json.dumps(value, allow_nan=False)
+            why = "a dict has keys of several types"  # they cannot be sorted
         raise BadInput(
-            f"a value cannot be written as JSON ({error}): use texts, finite numbers, bools, None, lists, and dicts with texts as keys"
+            f"a value cannot be written as JSON ({why}): use texts, finite numbers, bools, None, lists, and dicts with texts as keys"
         ) from error
 
 

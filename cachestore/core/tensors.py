@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-_CAN_BE_STORED = f"use dense tensors of {', '.join(NUMPY_NAMES)} or bfloat16"
+_CAN_BE_STORED = f"use dense tensors of {', '.join(NUMPY_NAMES)}, bfloat16, float8_e4m3fn or float8_e5m2"
 
 
 def to_raw(tensors: Mapping[str, Any]) -> dict[str, RawTensor]:

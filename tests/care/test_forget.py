@@ -572,3 +572,35 @@ def read_table_of(catalog, content):
         path.parent.mkdir()
         path.write_bytes(content)
         return read_catalog(path, generation=1)
+
+
+def test_a_picture_s_files_are_forgotten_with_it(tmp_path):
+    """Its cache had a folder for the picture, and forgetting the picture said that nothing names it."""
+    with cs.open(tmp_path / "store", mode="a") as store, store.files("trainer") as files, store.session("own") as session:
+        for number, path in enumerate(("cat.png/1024x768", "cat.png/512x512", "cat.png", "cat.png2", "dog.png/512x512")):
+            files.save(path, {"x": np.full(2, number, np.float32)})
+        files.remove("cat.png/512x512")
+        session.put(cs.key("own"), {"x": np.ones(3, np.float32)})
+        session.set("cat.png/row", x=cs.key("own"))
+        session.flush()
+        shown = forget(store.layout.root, ["cat.png"], now=True, apply=False)
+        done = forget(store.layout.root, ["cat.png"], now=True)
+        assert set(shown.samples) == set(done.samples) == {"cat.png", "cat.png/1024x768", "cat.png/512x512"}
+        assert (shown.values, done.values) == (3, 3)
+        assert files.glob() == ["cat.png2", "dog.png/512x512"]
+        assert len(cs.open(store.layout.root)) == 3
+        assert list(store.dataset("own").ids) == ["cat.png/row"]
+
+
+def test_a_value_that_was_forgotten_before_goes_with_the_next_that_is_forgotten_at_once(tmp_path):
+    """With what named the second one, all that named the first was removed: so nothing could remove its value any more."""
+    with cs.open(tmp_path / "store", mode="a") as store, store.files("trainer") as files:
+        for number, path in enumerate(("a", "b", "c")):
+            files.save(path, {"x": np.full(2, number, np.float32)})
+        forget(store.layout.root, ["a"])
+        assert len(cs.open(store.layout.root)) == 3
+        done = forget(store.layout.root, ["b"], now=True)
+        assert (done.left, done.kept) == ((), {})
+        assert len(cs.open(store.layout.root)) == 1
+        assert files.load("c")["x"].tolist() == [2, 2]
+        assert is_ok(store.layout.root)

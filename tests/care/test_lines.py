@@ -125,6 +125,7 @@ def test_a_session_whose_values_are_gone_is_told(store):
     with pytest.raises(BadInput):
         session.flush()
     session.put(key("late"), {"x": np.ones(2, np.float32)})
+    session.set("a", x=key("late"))
     session.flush()
     assert rows(store) == {"a": {"x": key("late")}}
 
@@ -391,3 +392,28 @@ def test_values_of_a_data_set_whose_folder_vanished_stay_and_are_named_until_it_
     with store.session("gone") as session:
         put(session, "a", "again")
     assert list(store.dataset("gone")) == ["a"]
+
+
+def test_compact_joins_on_the_first_day_what_rows_name_and_says_what_it_leaves(store):
+    """It left all segments of sessions for a day, and published a generation all the same."""
+    root = store.layout.root
+    files = store.files("trainer")
+    for number in range(6):
+        files.save(f"{number}", {"x": np.full(2, number, np.float32)})
+    session = store.session("own")
+    put_alone = key("not named yet")
+    session.put(put_alone, {"x": np.ones(5, np.float32)})
+    session._show(session._appender.close_segment())
+    done = compact(root)
+    assert (done.segments, done.written, done.entries) == (6, 1, 6)
+    assert any("1 value in 1 segment" in remark for remark in done.remarks)
+    store.put(key("late"), {"x": np.zeros(7, np.float32)})
+    session.set("a", x=key("late"))
+    session.flush()
+    before = list_line(store.layout, "own")
+    again = compact(root)
+    assert (again.segments, list_line(store.layout, "own")) == (0, before)
+    assert collect(root).young == 1
+    collected(store, 2, keep=1)
+    assert [files.load(f"{number}")["x"][0].item() for number in range(6)] == [*range(6)]
+    assert put_alone not in store

@@ -104,6 +104,12 @@ def test_show_and_why_tell_of_a_row_in_each_data_set(built, run):
     assert run("show", "a/b", "--json")["in"][0]["entries"]["file"][0]["meta"]["size"] == [1, 2]
 
 
+def test_show_tells_of_a_file_what_was_saved_with_it_and_near_ones_below_a_path(run):
+    assert "size: [1, 2]" in run("show", "a/b", "--name", "files")
+    assert "'a/b'" in run("show", "a", "--name", "files", code=ERROR)
+    assert "programs that save files" in run("status")
+
+
 def test_the_page_of_a_published_data_set_has_no_section_about_pictures_and_runs(built, run):
     page = built.parent / "page.html"
     for name in NAMES:

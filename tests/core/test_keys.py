@@ -190,3 +190,8 @@ class TestRecipes:
     def test_a_recipe_that_lacks_a_part_is_told_apart(self, shown):
         with pytest.raises((KeyError, TypeError, ValueError)):
             Recipe.from_json(shown)
+
+
+def test_a_dict_with_keys_of_several_types_is_refused_in_words():
+    with pytest.raises(BadInput, match="keys of several types"):
+        canonical({5: 1, "a": 2})

@@ -234,3 +234,9 @@ def test_tensors_fill_their_memory_unless_most_of_what_they_keep_is_not_used():
     assert fill_their_memory([])
     assert not fill_their_memory([{"x": np.zeros(3)}])
     assert not fill_their_memory([{"x": torch.zeros(3).to_sparse()}])
+
+
+def test_a_tensor_without_values_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(BadInput, match="meta"):
+        to_raw({"x": torch.zeros(2, device="meta")})

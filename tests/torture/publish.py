@@ -142,12 +142,16 @@ def _put(seat: Seat, session: Any, changes: Sequence[Any]) -> None:
 
 
 def _flush(seat: Seat, session: Any, changes: Sequence[Any], *, puts: bool) -> bool:
-    for sample, parts, _score in changes:
-        if parts is None:
-            session.remove(sample)
-        else:
-            session.set(sample, **parts)
-    return _until_published(seat, session, changes, session.flush, puts=puts)
+    def set_all() -> None:
+        session.discard()  # of a flush that was refused the other rows are there, and the refused ones must not come after them
+        for sample, parts, _score in changes:
+            if parts is None:
+                session.remove(sample)
+            else:
+                session.set(sample, **parts)
+
+    set_all()
+    return _until_published(seat, session, changes, session.flush, puts=puts, again=set_all)
 
 
 def _publish(seat: Seat, store: cs.Store, session: Any, what: str, changes: Sequence[Any]) -> bool:
@@ -174,7 +178,15 @@ def _stacked(keys: Sequence[bytes]) -> Any:
     return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
 
 
-def _until_published(seat: Seat, session: Any, changes: Sequence[Any], publish: Callable[[], int], *, puts: bool) -> bool:
+def _until_published(
+    seat: Seat,
+    session: Any,
+    changes: Sequence[Any],
+    publish: Callable[[], int],
+    *,
+    puts: bool,
+    again: Callable[[], None] = lambda: None,
+) -> bool:
     if puts:
         with suppress(cs.CacheStoreError):
             _put(seat, session, changes)
@@ -184,6 +196,7 @@ def _until_published(seat: Seat, session: Any, changes: Sequence[Any], publish: 
         except BadInput as error:
             seat.say("refused", text=f"BadInput: {error}", is_absent=True)
             with suppress(cs.CacheStoreError):
+                again()
                 _put(seat, session, changes)
         except cs.CacheStoreError as error:
             seat.say("refused", text=f"{type(error).__name__}: {error}")

@@ -112,12 +112,26 @@ def test_the_lines_on_files_are_the_cache_of_a_trainer(names):
 
     exec(lines()["The cache of a trainer, as named files"], names)
     picture, size = names["paths"][0], (2, 3)
+    other = picture.parent / "[0].png"
+    other.write_bytes(b"of brackets")
     with cs.open("cache/", mode="a") as store:
-        cache = names["LatentCache"](store, encode)
+        cache = names["LatentCache"](store, encode, "vae 1")
         assert torch.equal(cache.load(picture, size), cache.load(picture, size))
         assert encoded == [picture.name]
         picture.write_bytes(b"another picture")
         assert torch.equal(cache.load(picture, size), torch.full(size, 15.0))
+        changed = names["LatentCache"](store, encode, "vae 2")
+        assert [changed.load(picture, size).shape for _time in range(2)] == [size, size]
+        assert encoded == [picture.name] * 3
+    for path in store.layout.segments.rglob("*.safetensors"):
+        path.unlink()
+    with cs.open("cache/", mode="a") as store:
+        cache = names["LatentCache"](store, encode, "vae 2")
+        assert torch.equal(cache.load(picture, size), cache.load(picture, size))
+        cache.load(other, size)
+        assert encoded[3:] == [picture.name, other.name]
+        cache.drop(other)
+        assert [Path(name).parent for name in store.files("my-trainer").glob()] == [picture]
         cache.drop(picture)
         assert store.files("my-trainer").glob() == []
 

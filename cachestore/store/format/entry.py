@@ -4,6 +4,7 @@ The tensors of an entry follow each other, widest dtype first, so each is aligne
 the key, names, dtypes, shapes and every byte. So intact bytes under a wrong key are noticed.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -19,6 +20,8 @@ CHECKSUM_BYTES: Final = 16
 EMPTY: Final = "{}"
 """The JSON value of an entry that has none."""
 _NAME_LIMIT: Final = 128
+_NESTED: Final = 300
+"""So many more levels a reader may have around an entry's JSON value."""
 
 
 class TensorSpec(NamedTuple):
@@ -106,8 +109,14 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
 
 
 def text_of(meta: Mapping[str, Json]) -> str:
-    """An entry's JSON value as it is written. Raises BadInput for what is not JSON."""
-    return canonical_text(dict(meta)) if meta else EMPTY
+    """An entry's JSON value as it is written. Raises BadInput for what is not JSON, and for what readers could not parse."""
+    text = canonical_text(dict(meta)) if meta else EMPTY
+    if text.count("[") + text.count("{") > _NESTED:
+        try:
+            json.loads(f"{'[' * _NESTED}{text}{']' * _NESTED}")
+        except RecursionError as error:
+            raise BadInput("a JSON value is nested too deeply to be parsed again: make it flatter", option="meta") from error
+    return text
 
 
 def _width_and_name(named: tuple[str, RawTensor]) -> tuple[int, str]:

@@ -4,12 +4,14 @@ The data set is its newest generation, with the entries above it laid over it. A
 table, or a fence, which does nothing, or the end of the line.
 """
 
+import secrets
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from cachestore.core.errors import FormatError, NewerFormat
 from cachestore.core.keys import KEY_BYTES, Json, Key
@@ -39,15 +41,18 @@ FORMAT: Final = "cachestore-changes"
 VERSION: Final = 1
 
 OWNER: Final = "owner"
-"""The field of an entry's JSON value that names the data set it was made for. Without an owner it stays for ever."""
+"""The field of an entry's JSON value that names the data set for which `fill` made it. Of a session's entries the origin names it."""
 VALUE: Final = "value"
 """The part of a row that `fill` publishes."""
 FILLED: Final = "values"
 """The encoder that the reports of `fill` name."""
-SESSION: Final = "session/"
-"""How the origin of a session's segments begins."""
+SESSION: Final = "session"
+"""How the origin of a session's segments begins: `session/<32 hex digits>/<data set>`."""
 BLOCKS: Final = (256, 65_536)
 """How many entries a block has. Blocks begin at 1, 257, 513, ...: all that make one make the same file."""
+
+_NAMES: Final = 1 << 17
+"""So many names of entries are remembered."""
 
 FILLERS: Final[Mapping[str, Any]] = {"whole": 0, "float": float("nan"), "text": ""}
 
@@ -94,7 +99,7 @@ class LineEntry:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The numbers of a data set's files, as one listing shows them. Those up to the last end are left out."""
+    """The numbers of a data set's files in order, as one listing shows them. Those up to the last end are left out."""
 
     name: str
     tables: Sequence[int]
@@ -106,7 +111,7 @@ class Line:
     @property
     def highest(self) -> int:
         """The highest number in use."""
-        return max(self.dropped, *self.tables, *self.entries, *(block.last for block in self.blocks), 0)
+        return max(self.dropped, *self.tables[-1:], *self.entries[-1:], *(block.last for block in self.blocks), 0)
 
     @property
     def is_there(self) -> bool:
@@ -150,14 +155,41 @@ class Line:
         return found
 
 
+def origin_of_session(name: str) -> str:
+    """Return the origin of the segments of a new session of a data set, which is the owner of all that is in them."""
+    return f"{SESSION}/{secrets.token_hex(16)}/{name}"
+
+
 def list_line(layout: Layout, name: str) -> Line:
     """List the files of a data set."""
-    names = names_in(layout.catalog_folder(name))
-    dropped = max(filter(None, map(parse_dropped, names)), default=0)
-    tables = sorted(n for n in map(parse_catalog, names) if n is not None and n > dropped)
-    entries = sorted(n for n in map(parse_entry, names) if n is not None and n > dropped)
-    blocks = sorted(block for block in map(parse_block, names) if block is not None and block.first > dropped)
-    return Line(name, tables, entries, blocks, dropped)
+    found = _Numbers([], [], [], [])
+    for kind, number in filter(None, map(_parse, names_in(layout.catalog_folder(name)))):
+        found[kind].append(number)
+    for numbers in found:
+        numbers.sort()
+    if not found.dropped:
+        return Line(name, found.tables, found.entries, found.blocks, 0)
+    dropped = found.dropped[-1]
+    tables, entries = ([number for number in numbers if number > dropped] for numbers in (found.tables, found.entries))
+    return Line(name, tables, entries, [block for block in found.blocks if block.first > dropped], dropped)
+
+
+class _Numbers(NamedTuple):
+    """What the names in a folder say."""
+
+    entries: list[Any]
+    tables: list[Any]
+    blocks: list[Any]
+    dropped: list[Any]
+
+
+@lru_cache(_NAMES)
+def _parse(name: str) -> tuple[int, int | BlockName] | None:
+    """Return which list of `_Numbers` a name belongs to, and what it says. A folder is listed at each flush, and most names come again."""
+    for kind, parse in enumerate((parse_entry, parse_catalog, parse_block, parse_dropped)):
+        if (number := parse(name)) is not None:
+            return kind, number
+    return None
 
 
 def encode_entry(name: str, number: int | BlockName, entry: LineEntry) -> list[Buffer]:
@@ -224,8 +256,13 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> LineEntry:
         header = {**read_header(path, FORMAT, VERSION)}
     except NewerFormat:
         raise
-    except FormatError:
-        table = read_header(path, CATALOG_FORMAT, CATALOG_VERSION)
+    except FormatError as error:
+        try:
+            table = read_header(path, CATALOG_FORMAT, CATALOG_VERSION)
+        except NewerFormat:
+            raise
+        except FormatError:  # neither: most entries are changes
+            raise error from None
         header = {**table, **table.get("entry", {}), "number": table.get("generation")}
     try:
         what: Any = header["what"]

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.files.table import Digests
-from cachestore.store.read.snapshot import Snapshot
+from cachestore.store.format.marked import marked_segments
+from cachestore.store.read.snapshot import Snapshot, has_its_size
 
 Bytes = NDArray[np.uint8]
 _FEW: Final = 8
@@ -20,6 +21,21 @@ def held_keys(snapshot: Snapshot, keys: Bytes) -> "NDArray[np.bool_]":
         found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
         return np.array([bool(locations) for locations in found], np.bool_)
     return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
+
+
+def reliable_keys(snapshot: Snapshot, keys: Bytes) -> "NDArray[np.bool_]":
+    """Return which of a few keys lie, as this snapshot says, in a segment that is there now and not marked for deletion, as a mask.
+
+    It takes no new snapshot: what was published since counts as absent.
+    """
+    marked, states = marked_segments(snapshot.layout), dict[str, bool]()  # marks first: what is marked later has a fence to come
+    found: list[bool] = []
+    for locations in snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)]):
+        refs = {location.segment.digest: location.segment for location in locations}
+        for digest in refs.keys() - states.keys():
+            states[digest] = digest not in marked and has_its_size(snapshot.layout, refs[digest])
+        found.append(any(states[digest] for digest in refs))
+    return np.array(found, np.bool_)
 
 
 def _among(keys: Bytes, present: Bytes) -> "NDArray[np.bool_]":

@@ -155,6 +155,16 @@ class Reader:
         with _lock:
             self._replace(lambda before: self._load(replace(before, uncovered={**before.uncovered, **known})))
 
+    def show(self, published: Mapping[str, SegmentContents]) -> None:
+        """Show segments that were published here, at once: without a look at what others did."""
+        with _lock:
+            self._snapshot = self.snapshot.with_segments(published)
+
+    def use(self, newer: Snapshot) -> None:
+        """Use a newer snapshot."""
+        with _lock:
+            self._replace(lambda _before: newer)
+
     def _load(self, earlier: Snapshot) -> Snapshot:
         return load_snapshot(self.layout, earlier=earlier)
 
@@ -304,7 +314,7 @@ class Reader:
             found = self._find(keys)
         if missing := [key for key, locations in zip(keys, found, strict=True) if not locations]:
             named = first_of(missing)
-            help_text = f"run `cachestore precompute` again, or {self.layout.command('repair')}"
+            help_text = f"put it again (`cachestore precompute` puts what it made), or run {self.layout.command('repair')}"
             raise MissingEntry(
                 f"{len(missing)} of {plural(len(keys), 'key')} {noun(len(missing), 'is', 'are')} not in {self.layout.shown}: {named};"
                 f" {help_text}"

@@ -45,10 +45,20 @@ class Snapshot:
         if self._tail is None:
             self._tail = tail = dict[Key, list[Location]]()
             for digest, contents in self.uncovered.items():
-                ref = ref_of(digest, contents)
-                for entry in contents.entries:
-                    tail.setdefault(entry.key, []).append(Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum))
+                for key, location in _locations(digest, contents):
+                    tail.setdefault(key, []).append(location)
         return self._tail
+
+    def with_segments(self, published: Mapping[str, SegmentContents]) -> "Snapshot":
+        """Return this snapshot with segments that were published since. Nothing is listed, and it uses the same index."""
+        fresh = {digest: contents for digest, contents in published.items() if digest not in self.listed}
+        newer = replace(self, uncovered={**self.uncovered, **fresh}, listed=self.listed | fresh.keys())
+        tail = {key: [*locations] for key, locations in self.tail.items()}
+        for digest, contents in fresh.items():
+            for key, location in _locations(digest, contents):
+                tail.setdefault(key, []).append(location)
+        newer._tail = tail  # noqa: SLF001 - its own class
+        return newer
 
     def find(self, keys: Sequence[Key]) -> list[list[Location]]:
         """The locations of each key, in the order of segment names; an empty list for a key that is not there."""
@@ -116,6 +126,12 @@ class Snapshot:
             self.index.close()
 
 
+def _locations(digest: str, contents: SegmentContents) -> Iterator[tuple[Key, Location]]:
+    ref = ref_of(digest, contents)
+    for entry in contents.entries:
+        yield entry.key, Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum)
+
+
 def ref_of(digest: str, contents: SegmentContents) -> SegmentRef:
     """The `SegmentRef` of a segment's contents."""
     return SegmentRef(digest, contents.size_bytes, len(contents.entries), contents.origin)
@@ -131,7 +147,7 @@ def open_layout(layout_root: Layout) -> Layout:
     try:
         body = read_marker(layout_root)
     except (FileNotFoundError, NotADirectoryError) as error:
-        help_text = "`cachestore precompute … --store` makes one"
+        help_text = '`cachestore precompute … --store` makes one, and so does `cs.open(path, mode="a")`'
         if (layout_root.root / CACHE_MARKER).exists():
             help_text = f"it has copies of stores at addresses: `cachestore cache {system.quoted(str(layout_root.root))}` lists them"
         elif list_segments(layout_root):
@@ -191,11 +207,11 @@ def load_snapshot(
     refs: Mapping[int, SegmentRef] = index.segments if index is not None else {}
     covered = {ref.digest for ref in refs.values()}
     vanished = frozenset(
-        number for number, ref in refs.items() if ref.digest not in listed or (for_planning and not _has_its_size(layout, ref))
+        number for number, ref in refs.items() if ref.digest not in listed or (for_planning and not has_its_size(layout, ref))
     )
     known: Mapping[str, SegmentContents] = earlier.uncovered if earlier is not None else {}
     if for_planning:
-        known = {digest: contents for digest, contents in known.items() if _has_its_size(layout, ref_of(digest, contents))}
+        known = {digest: contents for digest, contents in known.items() if has_its_size(layout, ref_of(digest, contents))}
     uncovered: dict[str, SegmentContents] = {}
     unreadable: dict[str, str] = {}
     for digest in sorted(listed - covered):
@@ -242,7 +258,8 @@ def snapshot_of(layout: Layout, handover: Handover) -> Snapshot:
     return Snapshot(layout, index, handover.uncovered, handover.vanished, {}, frozenset(covered | set(handover.uncovered)))
 
 
-def _has_its_size(layout: Layout, ref: SegmentRef) -> bool:
+def has_its_size(layout: Layout, ref: SegmentRef) -> bool:
+    """Whether a segment is there, and was not cut short."""
     status = status_of(layout.segment(ref.digest))
     return status is not None and status.st_size == ref.size_bytes
 

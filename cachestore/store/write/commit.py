@@ -124,9 +124,14 @@ def commit(layout: Layout, *, snapshot: Snapshot | None = None) -> Snapshot:
         return load_snapshot(layout, verdict=verdict, for_planning=for_planning)
 
 
-def commit_if_due(layout: Layout, snapshot: Snapshot) -> Snapshot:
-    """Commit if many segments are uncovered and no other process is committing. Returns the snapshot to use from now on."""
-    if len(snapshot.uncovered) <= UNCOVERED_LIMIT:
+def commit_if_due(layout: Layout, snapshot: Snapshot, *, part: int = 0) -> Snapshot:
+    """Commit if many segments are uncovered and no other process is committing. Returns the snapshot to use from now on.
+
+    With a `part`, only if they are at least one in so many of those that are covered: who publishes segments for hours, one by one, then
+    writes an index that grows only so often.
+    """
+    covered = len(snapshot.index.segments) if part and snapshot.index is not None else 0
+    if len(snapshot.uncovered) <= UNCOVERED_LIMIT or len(snapshot.uncovered) * part < covered:
         return snapshot
     try:
         with locked(layout.lock("commit"), seconds=0, mode=layout.mode):

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,11 +13,11 @@ from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.checksum import Buffer
 from cachestore.files.opening import status_of
-from cachestore.files.paths import Layout
+from cachestore.files.paths import Layout, as_stored
 from cachestore.files.publish import publish, publish_link
 from cachestore.files.table import Digests
-from cachestore.store.format.line import SESSION, Line, LineEntry, encode_entry, list_line, read_start
-from cachestore.store.read.held import held_keys
+from cachestore.store.format.line import Line, LineEntry, encode_entry, list_line, origin_of_session, read_start
+from cachestore.store.read.held import held_keys, reliable_keys
 from cachestore.store.read.rows import Rows
 from cachestore.store.read.snapshot import load_snapshot
 from cachestore.store.write.append import Appender
@@ -31,8 +31,18 @@ Keys = np.ndarray[Any, np.dtype[np.uint8]]
 
 TRIES: Final = 10_000
 """How often an entry tries to get a number, while others are faster."""
+_FEW_KEYS: Final = 1024
+"""So many keys are looked up one by one before a new snapshot is taken."""
 _NOTHING: Final = LineEntry("fence", "")
 """The last entry of a line that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """An entry of a line that was published here, without its rows."""
+
+    number: int
+    entry: LineEntry
 
 
 def new_mark() -> str:
@@ -41,46 +51,65 @@ def new_mark() -> str:
 
 
 def link_next(
-    layout: Layout, name: str, next_entry: Callable[[Line, LineEntry], LineEntry | None], *, tries: int = TRIES, over_damage: bool = False
-) -> int:
-    """Publish an entry under the next number of a line, and return the number.
+    layout: Layout,
+    name: str,
+    next_entry: Callable[[Line, LineEntry], LineEntry | None],
+    *,
+    tries: int = TRIES,
+    over_damage: bool = False,
+    known: Linked | None = None,
+) -> Linked:
+    """Publish an entry under the next number of a line, and return it.
 
     `next_entry` makes it for a line as it was just listed and its last entry, or returns None if the line has to be listed again. It is the
     one to check that what the entry names is not marked: a collector that marks something afterwards takes the number, or reads this entry.
+    If the last entry is `known`, as this process linked it, the line needs no listing before the first try.
     Raises Incomplete if others were faster each time, and FormatError if the last entry is damaged, unless it goes `over_damage`.
     """
     for _try in range(tries):
-        line = list_line(layout, name)
-        try:
-            last = last_entry(layout, line)
-        except FormatError:
-            if not over_damage:
-                raise
-            last = _NOTHING
+        last, known = _if_there(layout, name, known), None
+        if last is not None:
+            line, last = Line(name, (), (last.number,), (), 0), last.entry
+        else:
+            line = list_line(layout, name)
+            try:
+                last = last_entry(layout, line)
+            except FormatError:
+                if not over_damage:
+                    raise
+                last = _NOTHING
         entry, number = next_entry(line, last), line.highest + 1
         path = layout.entry(name, number)
         if entry is None or status_of(path) is not None:  # another process was faster: write nothing in vain
             continue
         above = last.above + len(entry.changes) if entry.table is None else max(1, len(entry.table))
-        chunks = _encoded(name, number, replace(entry, before=last.mark, above=above))
-        if publish(layout, path, chunks, read_only=True) and is_in_line(layout, name, number, entry.mark):
+        entry = replace(entry, before=last.mark, above=above)
+        if publish(layout, path, _encoded(name, number, entry), read_only=True) and is_in_line(layout, name, number, entry.mark):
             if entry.table is not None:
                 with suppress(WriteFailed):  # the rows are there: a later fold makes the table
                     publish_link(layout, path, layout.catalog(name, number))
-            return number
+            return Linked(number, replace(entry, changes={}, table=None))
     raise too_busy(layout, name, tries)
 
 
 def link_fence(layout: Layout, name: str) -> int:
     """Take the next number of a line, and return it: a flush that looked at the marks before has to look again."""
     mark = new_mark()
-    return link_next(layout, name, lambda _line, _last: LineEntry("fence", mark))
+    return link_next(layout, name, lambda _line, _last: LineEntry("fence", mark)).number
 
 
 def end_line(layout: Layout, name: str) -> int:
     """End a line, and return the number of its end. It needs nothing of what was before."""
     mark = new_mark()
-    return link_next(layout, name, lambda _line, _last: LineEntry("dropped", mark), over_damage=True)
+    return link_next(layout, name, lambda _line, _last: LineEntry("dropped", mark), over_damage=True).number
+
+
+def _if_there(layout: Layout, name: str, known: Linked | None) -> Linked | None:
+    """Return the last entry as this process knows it, unless it is gone. Above a table that was made since, no rows are counted."""
+    if known is None or status_of(layout.entry(name, known.number)) is None:
+        return None
+    has_table = status_of(layout.catalog(name, known.number)) is not None
+    return replace(known, entry=replace(known.entry, above=0)) if has_table else known
 
 
 def too_busy(layout: Layout, name: str, tries: int) -> Incomplete:
@@ -137,7 +166,7 @@ def check_keys(store: "Store", name: str, keys: Keys, samples_of: Callable[[set[
 
     `samples_of` returns the ids of the rows that name some of the keys.
     """
-    if lost := copy_marked(store, keys):
+    if lost := copy_marked(store, name, keys):
         samples = samples_of(lost)
         rows = f"{plural(len(samples), 'row')} {noun(len(samples), 'names', 'name')} {plural(len(lost), 'key')}"
         where = f"{first_of(map(repr, samples))} with {first_of(sorted(lost))}"
@@ -145,15 +174,19 @@ def check_keys(store: "Store", name: str, keys: Keys, samples_of: Callable[[set[
         raise BadInput(f"{rows} that {absent}: {where}; put the values first, then publish {name!r}", option="rows")
 
 
-def copy_marked(store: "Store", keys: Keys) -> set[Key]:
-    """Copy the values that are in marked segments alone. Returns the keys that are nowhere."""
-    lost: set[Key] = set()
-    with closing(load_snapshot(store.layout, earlier=store.snapshot, for_planning=True)) as snapshot:
-        doubtful = keys[~held_keys(snapshot, keys)]
+def copy_marked(store: "Store", name: str, keys: Keys) -> set[Key]:
+    """Copy the values that are in marked segments alone, as those of this data set. Returns the keys that are nowhere."""
+    doubtful, lost = keys, set[Key]()
+    if len(keys) <= _FEW_KEYS:
+        with suppress(FormatError, FileNotFoundError):
+            doubtful = keys[~reliable_keys(store.snapshot, keys)]
+    if len(doubtful):
+        with closing(load_snapshot(store.layout, earlier=store.snapshot, for_planning=True)) as snapshot:
+            doubtful = doubtful[~held_keys(snapshot, doubtful)]
     if not len(doubtful):
         return lost
     store.refresh()
-    with Appender(store.layout, origin=f"{SESSION}{new_mark()}") as appender:
+    with Appender(store.layout, origin=origin_of_session(as_stored(name))) as appender:
         for key in dict.fromkeys(map(Key, Digests(memoryview(doubtful.tobytes()), KEY_BYTES))):
             try:
                 [raw] = store.get_raw([key])

@@ -71,7 +71,7 @@ def _link_table(store: "Store", name: str, began: int, given: Rows, over: Callab
         check_keys(store, name, keys_of(given), given.samples_of)
         return LineEntry("whole", mark, table=table)
 
-    return link_next(layout, name, next_entry, tries=TRIES if over is None else _TRIES)
+    return link_next(layout, name, next_entry, tries=TRIES if over is None else _TRIES).number
 
 
 def _check_cells(rows: Any, given: Rows) -> None:

@@ -2,27 +2,32 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cachestore.core.arguments import as_mapping, as_path, as_switch, as_text, as_word
-from cachestore.core.errors import CacheStoreError
+from cachestore.core.errors import CacheStoreError, ReadFailed, WriteFailed
 from cachestore.core.keys import Json, Key
 from cachestore.core.tensors import to_numpy, to_raw, to_torch
 from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import Access, Mode
 from cachestore.store.format.marked import marked_segments
+from cachestore.store.format.segment import SegmentContents
 from cachestore.store.read.fetch import Io, Verify
 from cachestore.store.read.reader import AnyKey, Reader
 from cachestore.store.write.append import Acknowledged, Appender
-from cachestore.store.write.commit import commit, create_store
+from cachestore.store.write.commit import commit, commit_if_due, create_store
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cachestore.store.write.files import Files
     from cachestore.store.write.session import Session
+
+
+_COVERED_PART: Final = 16
 
 
 class Writer:
@@ -113,7 +118,7 @@ class Writer:
         _ = self._store.snapshot
         if self._published:
             published, self._published = self._published, []
-            self._store.take_newer({segment.digest: segment.contents for segment in published})
+            self._store.show_and_commit({segment.digest: segment.contents for segment in published})
 
 
 class Store(Reader):
@@ -191,6 +196,14 @@ class Store(Reader):
         """Publish an index of all that is there, so that others open the store fast. Does nothing when nothing is new."""
         self.check_writable()
         self._replace(lambda before: commit(self.layout, snapshot=before))
+
+    def show_and_commit(self, published: Mapping[str, SegmentContents]) -> None:
+        """Show segments that were published here, and publish an index if many have none. If that fails, a later call does it."""
+        self.show(published)
+        before = self.snapshot
+        with suppress(WriteFailed, ReadFailed):
+            if (newer := commit_if_due(self.layout, before, part=_COVERED_PART)) is not before:
+                self.use(newer)
 
     @property
     def is_writable(self) -> bool:

@@ -132,3 +132,14 @@ def test_new_rows_have_an_empty_value_of_its_kind_in_each_column_of_a_publisher(
     laid = lay(removed, {"b": RowChange(parts={"x": ()})})
     assert (list(laid.values["n"]), list(laid.values["t"])) == ([0], [""])
     assert math.isnan(laid.values["f"][0])
+
+
+def test_damage_in_an_entry_is_said_to_be_in_one_of_changes(tmp_path):
+    """It was said to be a table of another kind, as whole tables are entries too."""
+    layout = create_store(tmp_path / "store")
+    layout.catalog_folder("own").mkdir(parents=True)
+    raw = b"".join(map(bytes, encode_entry("own", 2, LineEntry("fence", "m", ""))))
+    layout.entry("own", 2).write_bytes(raw.replace(b"what", b"whot"))
+    with pytest.raises(FormatError) as damage:
+        read_entry(layout, "own", 2)
+    assert "cachestore-catalog" not in str(damage.value)

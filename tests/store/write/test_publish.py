@@ -1,6 +1,7 @@
 """Sessions and whole tables against a model, beside each other, and where a process sleeps or the disk refuses."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import cachestore as cs
 from cachestore.care import collect as collecting
 from cachestore.care.collect import collect, drop
 from cachestore.care.lines import tidy_line
-from cachestore.core.errors import BadInput, WriteFailed
+from cachestore.core.errors import BadInput, CacheStoreError, WriteFailed
 from cachestore.core.keys import Key
 from cachestore.files.locks import locked
 from cachestore.store.format.line import list_line, read_start
@@ -96,7 +97,7 @@ def test_values_that_a_session_puts_have_an_owner_and_are_there_when_flush_retur
         session.set("a", x=MISSING)
         session.flush()
         with cs.open(store.layout.root) as other:
-            assert other.describe(MISSING).meta == {"note": "kept", "owner": "own"}
+            assert other.describe(MISSING).meta == {"note": "kept"}
 
 
 def test_keys_that_are_nowhere_are_named_and_nothing_is_published(store):
@@ -703,20 +704,6 @@ def test_a_whole_entry_without_its_table_is_folded_by_the_next_that_tidies(store
         assert list(rows(store)) == list(whole)
 
 
-def test_a_session_after_a_block_that_raised_has_nothing_left(store):
-    session = store.session("own")
-
-    def interrupted():
-        with session:
-            session.set("a", x=KEYS[0])
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        interrupted()
-    session.flush()
-    assert rows(store) == {}
-
-
 def test_threads_may_share_a_session_and_files(store):
     session, files = store.session("own"), store.files("own files")
 
@@ -793,6 +780,7 @@ def test_keys_come_in_any_form(store):
     with store.session("own") as session:
         session.set("a", **forms)
     assert rows(store) == {"a": {name: [KEYS[0]] * 2 if name == "rows" else KEYS[0] for name in forms}}
+    session = store.session("own")
     for wrong in (bytes(16), np.zeros(16, np.uint8), b"short", None, 7, np.arange(16), {"x": KEYS[0]}, "", "0" * 32, [KEYS[0], bytes(16)]):
         with pytest.raises(BadInput):
             session.set("a", x=wrong)
@@ -1018,3 +1006,60 @@ def test_a_name_that_no_folder_can_have_is_refused(store, name):
         with pytest.raises(BadInput, check=asks_for("name")):
             begin(name)
     assert store.names() == []
+
+
+def test_rows_that_a_flush_refused_are_gone_and_the_others_stay(store):
+    with store.session("own") as session:
+        session.set("good", x=KEYS[0])
+        session.set("bad", x=MISSING)
+        session.remove("other")
+        with pytest.raises(BadInput):
+            session.flush()
+        session.set("later", x=KEYS[1])
+    assert rows(store) == {"good": {"x": KEYS[0]}, "later": {"x": KEYS[1]}}
+
+
+def test_a_value_that_was_refused_leaves_nothing_in_a_session_or_a_writer(store):
+    """One whose JSON value was too deep to be read again stopped every later flush."""
+    deep = json.loads("[" * 800 + "]" * 800)
+    with store.session("own") as session, store.writer() as writer:
+        for one in (session, writer):
+            for tensors, meta in (({"a/b": np.zeros(1, np.float32)}, None), ({"x": np.zeros(1, np.float32)}, {"a": deep})):
+                with pytest.raises(BadInput):
+                    one.put(MISSING, tensors, meta)
+            one.flush()
+        session.put(MISSING, {"x": np.zeros(1, np.float32)})
+        session.set("a", x=MISSING)
+    assert rows(store) == {"a": {"x": MISSING}}
+
+
+def test_a_session_that_has_ended_takes_nothing_more(store):
+    with store.session("own") as session:
+        session.set("a", x=KEYS[0])
+    closed = store.session("own")
+    closed.close()
+    closed.close()
+    with pytest.raises(ZeroDivisionError), store.session("own") as raised:
+        raise ZeroDivisionError
+    left = store.session("own")
+    store.close()
+    for one in (session, closed, raised, left):
+        with pytest.raises(CacheStoreError):
+            one.put(MISSING, {"x": np.zeros(1)})
+        with pytest.raises(CacheStoreError):
+            one.set("b", x=KEYS[0])
+        with pytest.raises(CacheStoreError):
+            one.remove("a")
+        with pytest.raises(CacheStoreError):
+            one.flush()
+    assert rows(cs.open(store.layout.root)) == {"a": {"x": KEYS[0]}}
+
+
+def test_a_session_whose_data_set_was_dropped_says_so_once_for_what_it_set(store):
+    with store.session("own") as session:
+        drop(store.layout.root, "own")
+        session.set("a", x=KEYS[0])
+        session.remove("b")
+        with pytest.raises(BadInput):
+            session.flush()
+    assert not list_line(store.layout, "own").is_there
