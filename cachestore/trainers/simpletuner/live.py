@@ -70,6 +70,7 @@ def _make_text(cache: Any, kind: str, records: Any, encode: Callable[[Any], Any]
             encode([item["record"] for _key, item in batch])
         return dict(cache.data_backend.made)
 
+    _test_text(cache)
     wanted: list[Any] = []
     for record in records:
         metadata: Any = record.get("metadata") or {}
@@ -95,7 +96,6 @@ def _compute_text(
 ) -> Any:
     records = self._normalize_prompt_records(prompt_records) if prompt_records is not None else self.prompt_records
     if not load_from_cache or self.text_cache_ondemand:
-        _test_text(own, self)
         kind = f"{'validation ' * is_validation}{'negative' * is_negative_prompt}".strip()
         share = self.split_prompt_records_between_processes if split_between_processes else list
 
@@ -106,10 +106,11 @@ def _compute_text(
     return own(self, records, True, is_validation, True, is_negative_prompt, progress_callback, False) if return_concat else None
 
 
-def _test_text(own: Any, cache: Any) -> None:
+def _test_text(cache: Any) -> None:
     import torch
 
     if not cache._live_tested:
+        own: Any = type(cache).compute_prompt_embeddings_with_model.__wrapped__
         record, files = {"prompt": _TEST, "key": _TEST, "metadata": dict[str, Any]()}, cache.data_backend
         given = {"prompt_embeds": torch.arange(24.0).reshape(1, 3, 8), "attention_mask": torch.ones(1, 3)}
 
