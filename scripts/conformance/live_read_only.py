@@ -24,8 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from conformance.trainers import DRIVERS, Case, Driver, differing, make_source, manifest, quiet, tiny_model  # noqa: E402
-from conformance.trainers_code import use_checkout  # noqa: E402
+from conformance.trainers import DRIVERS, Case, Driver, differing, make_source, manifest, quiet, tiny_model
+from conformance.trainers_code import use_checkout
 
 ADAPTERS = {"sd-scripts": "conformance.read_only_sd_scripts", "musubi": "conformance.read_only_musubi"}
 _LOADERS = ("fork",)
@@ -75,7 +75,7 @@ def _by_workers(driver: Any, case: Case, folder: Path, method: str) -> float:
     """Load each batch by DataLoader workers, and compare with this process. Returns the seconds."""
     import torch
 
-    dataset = driver._dataset(case, folder, 1)  # noqa: SLF001 - a driver of this folder
+    dataset = driver._dataset(case, folder, 1)
     begun = time.perf_counter()
     loader = torch.utils.data.DataLoader(dataset, None, shuffle=False, num_workers=2, multiprocessing_context=method)
     for number, batch in enumerate(loader):

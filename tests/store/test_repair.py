@@ -24,7 +24,7 @@ from cachestore.store.format import segment as segments
 from cachestore.store.format.catalog import Catalog, Cell, list_generations, make_column
 from cachestore.store.format.entry import make_entry
 from cachestore.store.format.index import build
-from cachestore.store.format.line import origin_of_session
+from cachestore.store.format.line import SESSION
 from cachestore.store.format.segment import read_contents
 from cachestore.store.read.reader import Reader
 from cachestore.store.read.snapshot import list_indexes, list_segments, load_snapshot
@@ -90,7 +90,7 @@ def test_the_keys_that_were_lost_are_noted_beside_it(layout):
         ("merged", {"input_digest": "0"}, False),
         ("0" * 32 + "/1", {}, True),  # of fill
         ("", {"input_digest": "0"}, True),  # of a writer
-        (origin_of_session("train/own"), {}, False),
+        (f"{SESSION}/{0:032x}/train/own", {}, False),
         ("merged/train/own", {}, False),
     ],
 )

@@ -20,6 +20,7 @@ from cachestore.store.format.line import list_line
 from cachestore.store.read import reader as reading
 from cachestore.store.write import append as appending
 from cachestore.store.write import commit as committing
+from cachestore.store.write import link as linking
 from cachestore.store.write.folding import make_table
 from tests.fakes import asks_for
 from tests.store.stores import flip
