@@ -4,11 +4,10 @@ Keys are of content: the bytes of the picture and what its metadata says of crop
 """
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import cachestore as cs
 from cachestore import live
@@ -111,7 +110,7 @@ def _test_text(cache: Any) -> None:
     import torch
 
     if not cache._live_tested:
-        own = cast("Any", inspect.unwrap(type(cache).compute_prompt_embeddings_with_model))
+        own: Any = cache.compute_prompt_embeddings_with_model.__wrapped__
         record, files = {"prompt": _TEST, "key": _TEST, "metadata": dict[str, Any]()}, cache.data_backend
         given = {"prompt_embeds": torch.arange(24.0).reshape(1, 3, 8), "attention_mask": torch.ones(1, 3)}
 
