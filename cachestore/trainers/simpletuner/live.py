@@ -110,7 +110,7 @@ def _test_text(cache: Any) -> None:
     import torch
 
     if not cache._live_tested:
-        own: Any = type(cache).compute_prompt_embeddings_with_model.__wrapped__
+        own: Any = cache.compute_prompt_embeddings_with_model.__wrapped__
         record, files = {"prompt": _TEST, "key": _TEST, "metadata": dict[str, Any]()}, cache.data_backend
         given = {"prompt_embeds": torch.arange(24.0).reshape(1, 3, 8), "attention_mask": torch.ones(1, 3)}
 
