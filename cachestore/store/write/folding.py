@@ -39,6 +39,11 @@ def fold(layout: Layout, name: str, number: int, *, least_rows: int, part: int, 
                     make_table(layout, name)
 
 
+def ends_block(number: int) -> bool:
+    """Whether a block can end with the entry of this number."""
+    return number % BLOCKS[0] == 0
+
+
 def make_table(layout: Layout, name: str) -> int:
     """Publish a data set as it is now as a generation, unless there is one already. Returns its number."""
     return publish_state(layout, read_data_set(layout, name))

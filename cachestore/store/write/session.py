@@ -17,7 +17,6 @@ from cachestore.files.marker import noticing_its_end
 from cachestore.files.paths import as_stored
 from cachestore.store.format.catalog import Made
 from cachestore.store.format.line import (
-    BLOCKS,
     Changes,
     Line,
     LineEntry,
@@ -31,7 +30,7 @@ from cachestore.store.format.line import (
 from cachestore.store.read.reader import AnyKey
 from cachestore.store.read.rows import cell_of
 from cachestore.store.write.append import Appender
-from cachestore.store.write.folding import fold
+from cachestore.store.write.folding import ends_block, fold
 from cachestore.store.write.link import Keys, Linked, check_keys, check_not_ended, is_in_line, link_next, new_mark
 from cachestore.store.write.made import begin
 
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 _TABLE_ROWS: Final = 4096
 """A flush makes no table for fewer rows than this."""
-_LOOK_ROWS: Final = _TABLE_ROWS // 16
-"""How many rows are flushed before it is looked again whether a table is due, which takes two listings."""
 _CLOSING_SECONDS: Final = 30
 """How long the end of a session waits for another process that makes a table: without the last rows, it may be."""
 
@@ -132,7 +129,8 @@ class Session:
         """
         number, rows = self._link_changes()
         above = self._last.entry.above if self._last is not None else 0
-        if rows and (number % BLOCKS[0] == 0 or (above >= _TABLE_ROWS and above // _LOOK_ROWS > (above - rows) // _LOOK_ROWS)):
+        every = max(1, _TABLE_ROWS // 16)  # it takes two listings to see whether a table is due
+        if rows and (ends_block(number) or (above >= _TABLE_ROWS and above // every > (above - rows) // every)):
             fold(self._store.layout, self.name, number, least_rows=_TABLE_ROWS, part=2)
         return number
 
