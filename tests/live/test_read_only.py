@@ -135,7 +135,9 @@ def test_a_data_set_that_is_not_there_ends_with_2_before_the_script(tmp_path, st
     trainer = ModuleType("a_trainer")
     trainer.adapter = live.Adapter("sd-scripts")  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "a_trainer", trainer)
-    assert main(["a_trainer", "--store", str(tmp_path / store_name), "--read", name, __file__]) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["a_trainer", "--store", str(tmp_path / store_name), "--read", name, __file__])
+    assert ended.value.code == 2
     assert (f"no data set {name!r}" if store_name == "store" else "there is no store") in capsys.readouterr().err
     assert not (tmp_path / "nowhere").exists()
 
