@@ -84,7 +84,6 @@ PLAIN = (["a cat", "one more"], "{}", [(7, SHOWN), (8, SHOWN)])
             )
         ),
     ],
-    ids=str,
 )
 def test_a_change_is_seen_by_who_sees_it_and_by_nobody_else(other, seen_by):
     before, after = catalog_of([PLAIN, PLAIN]), catalog_of([PLAIN, other])

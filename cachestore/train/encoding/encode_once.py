@@ -23,7 +23,7 @@ from cachestore.store.write.writer import Store, Writer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from cachestore.store.write.publish import Session
+    from cachestore.store.write.session import Session
 
 Encode = Callable[[list[tuple[Key, Any]]], Mapping[Any, Mapping[str, Any]]]
 
