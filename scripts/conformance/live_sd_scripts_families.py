@@ -202,7 +202,7 @@ def child(family: str, data: Path, out: Path, tokenizers: Path) -> None:  # noqa
 
 def main() -> int:
     """Compare the families."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--work", type=Path, default=Path("live-sd-scripts-families"))
     parser.add_argument("--packages", nargs="*", default=[], type=os.path.abspath)

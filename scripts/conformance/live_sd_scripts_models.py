@@ -70,7 +70,9 @@ def make_tokenizers(folder: Path) -> None:
     """Make CLIP's and T5's, as `--tokenizer_cache_dir` has them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import CLIPTokenizer, PreTrainedTokenizerFast
-    from transformers.models.clip.tokenization_clip import bytes_to_unicode
+
+    # In transformers 4, which the trainer asks for.
+    from transformers.models.clip.tokenization_clip import bytes_to_unicode  # pyright: ignore[reportAttributeAccessIssue]
 
     letters = list(bytes_to_unicode().values())
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]

@@ -3,7 +3,7 @@
 Usage: python -m cachestore.live sd-scripts --store STORE live_sd_scripts_speed.py CHECKOUT DATA [SAMPLES]      (STORE and DATA are made)
 """
 # The trainer's modules are in its checkout.
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false
 
 import os
 import statistics

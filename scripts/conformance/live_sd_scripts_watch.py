@@ -6,7 +6,7 @@ Usage: python live_sd_scripts_watch.py SCRIPT ARGS...
 WATCH: a folder; WATCH_START: how DataLoader's workers are started; WATCH_KILL: after how many latents rank 1 kills itself.
 """
 # The trainer's modules are in its checkout.
-# pyright: reportMissingImports=false
+# pyright: basic, reportMissingImports=false
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ import runpy
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -77,7 +78,8 @@ def main() -> None:
         return add(self, epoch=epoch, step=step, loss=loss)
 
     train_util.LossRecorder.add = added
-    own = torch.utils.data.DataLoader.__iter__
+    loader: Any = torch.utils.data.DataLoader
+    own = loader.__iter__
 
     def following(self):
         def batches(them):
@@ -92,7 +94,7 @@ def main() -> None:
     def digest(tensor):
         return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
-    torch.utils.data.DataLoader.__iter__ = following
+    loader.__iter__ = following
     if os.environ.get("WORLD_SIZE", "1") != "1":  # on CPUs accelerate wraps what has no gradient too, which torch refuses
 
         class Wrapped(torch.nn.parallel.DistributedDataParallel):

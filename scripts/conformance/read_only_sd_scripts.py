@@ -10,6 +10,10 @@ from cachestore import live
 adapter = live.Adapter("sd-scripts")
 
 
+def _files() -> Any:
+    return live.current().exported
+
+
 class _Numpy:
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -18,15 +22,15 @@ class _Numpy:
         return getattr(self.own, name)
 
     def load(self, file: Any, *rest: Any, **options: Any) -> Any:
-        files = live.current().exported
+        files = _files()
         return files.load(file) if files.exists(file) else self.own.load(file, *rest, **options)
 
     def savez(self, file: Any, *_arrays: Any, **_named: Any) -> None:
-        live.current().exported.save(file)
+        _files().save(file)
 
 
 def _system(own: Any) -> Any:
-    path = SimpleNamespace(**{**vars(own.path), "exists": lambda one: live.current().exported.exists(one) or own.path.exists(one)})
+    path = SimpleNamespace(**{**vars(own.path), "exists": lambda one: _files().exists(one) or own.path.exists(one)})
     return SimpleNamespace(**{**vars(own), "path": path})
 
 
@@ -41,7 +45,7 @@ def latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
     from library.strategy_base import LatentsCachingStrategy
 
     del model, accelerator
-    strategy, files = LatentsCachingStrategy.get_strategy(), live.current().exported
+    strategy, files = LatentsCachingStrategy.get_strategy(), _files()
     for info in self.image_data.values():
         subset, path = self.image_to_subset[info.image_key], strategy.get_latents_npz_path(info.absolute_path, info.image_size)
         if not files.exists(path) or tuple(info.bucket_reso) not in files.buckets(path):
@@ -58,7 +62,7 @@ def text(_own: Any, self: Any, models: Any, accelerator: Any) -> None:
     from library.strategy_base import TextEncoderOutputsCachingStrategy
 
     del models, accelerator
-    strategy, files = TextEncoderOutputsCachingStrategy.get_strategy(), live.current().exported
+    strategy, files = TextEncoderOutputsCachingStrategy.get_strategy(), _files()
     for info in self.image_data.values():
         path = strategy.get_outputs_npz_path(info.absolute_path)
         if not files.exists(path) or files.caption(path) != info.caption:

@@ -1,6 +1,7 @@
 """What values depend on."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from cachestore.live.adapter import Refused
 pytestmark = pytest.mark.torch
 
 
-def small():
+def small() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
 
@@ -114,7 +115,7 @@ def test_precision_is_that_of_autocast():
 
 
 def test_shown_fields_are_all_that_an_encoder_sees(capsys):
-    shown = live.KeyFields(SimpleNamespace(caption="a cat", size=(1, 2)), ["caption"], id="cat.png")
+    shown: Any = live.KeyFields(SimpleNamespace(caption="a cat", size=(1, 2)), ["caption"], id="cat.png")
     shown.made = 3
     assert (shown.caption, shown.id, shown.made) == ("a cat", "cat.png", 3)
     with pytest.raises(Refused):

@@ -191,8 +191,9 @@ def test_a_damaged_entry_is_never_returned(flux):
     ],
 )
 def test_a_wrong_argument_is_named(flux, arguments: Any, named):
+    every: dict[str, Any] = {"format": "sd-scripts", **arguments}
     with pytest.raises(BadInput, check=asks_for(named)):
-        cs.exported(flux, **{"format": "sd-scripts", **arguments})
+        cs.exported(flux, **every)
 
 
 def test_a_data_set_knows_its_name_and_generation(flux):

@@ -1,4 +1,6 @@
 """The live adapter of sd-scripts, with a stand-in of the trainer's modules."""
+# The stand-in is put on the path by the tests.
+# pyright: reportMissingImports=false
 
 import importlib
 import pickle

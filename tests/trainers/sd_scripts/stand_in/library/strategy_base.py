@@ -1,5 +1,7 @@
 """Stands in for the module of this name in sd-scripts: the names and parameters that the adapter meets, with bodies of our own."""
 
+from typing import Any
+
 import numpy as np
 
 
@@ -56,7 +58,11 @@ class LatentsCachingStrategy(_Kind):
     def save_latents_to_disk(
         self, npz_path, latents_tensor, original_size, crop_ltrb, flipped_latents_tensor=None, alpha_mask=None, key_reso_suffix=""
     ):
-        arrays = {"latents": latents_tensor.float().numpy(), "original_size": np.array(original_size), "crop_ltrb": np.array(crop_ltrb)}
+        arrays: dict[str, Any] = {
+            "latents": latents_tensor.float().numpy(),
+            "original_size": np.array(original_size),
+            "crop_ltrb": np.array(crop_ltrb),
+        }
         if flipped_latents_tensor is not None:
             arrays["latents_flipped"] = flipped_latents_tensor.float().numpy()
         if alpha_mask is not None:

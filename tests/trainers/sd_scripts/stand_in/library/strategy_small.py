@@ -1,4 +1,6 @@
 """Stands in for the strategies of one family of sd-scripts. The encoders are tiny modules."""
+# This folder is on the path, as the trainer's is.
+# pyright: reportImplicitRelativeImport=false
 
 import numpy as np
 import torch

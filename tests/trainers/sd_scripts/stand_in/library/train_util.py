@@ -1,4 +1,6 @@
 """Stands in for the module of this name in sd-scripts."""
+# This folder is on the path, as the trainer's is.
+# pyright: reportImplicitRelativeImport=false
 
 import numpy as np
 from PIL import Image
