@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any, Final
 
-from cachestore.cli import USAGE, tell
+from cachestore.cli import USAGE, printable, tell
 from cachestore.core.errors import BadUsage
 
 _SECONDS: Final = 600
@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from cachestore.live.arming import ADAPTERS
     from cachestore.live.front import add_options
 
-    starts = "cachestore live TRAINER --store STORE [--name NAME] [--read DATASET] -- COMMAND…"
-    parser.usage = f"{starts}\n       cachestore live --check TRAINER [PATH] [--json]"
+    starts = "cachestore live TRAINER --store STORE [--name NAME] [--read DATASET]"
+    parser.usage = f"{starts}\n                       -- COMMAND…\n       cachestore live --check TRAINER [PATH] [--json]"
     parser.set_defaults(command_after=[])
     parser.add_argument("trainer", metavar="TRAINER", help=f"{', '.join(ADAPTERS)}, or the module of your own adapter")
     parser.add_argument("path", metavar="PATH", nargs="?", help="with --check: the trainer's checkout (default: the current folder)")
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not options.get("store"):
         raise BadUsage("--store is missing: the folder of the store, which is made if it is not there")
     words = with_front(command, [arguments.trainer, *(word for name, value in options.items() for word in (f"--{name}", value))])
-    print(f"cachestore: running {shlex.join(words)}", file=sys.stderr, flush=True)
+    print(printable(f"cachestore: running {shlex.join(words)}"), file=sys.stderr, flush=True)
     try:
         os.execvp(words[0], words)  # noqa: S606 - it is the user's own command
     except OSError as error:

@@ -198,7 +198,7 @@ def _holder(module: ModuleType, point: PlugPoint) -> tuple[Any, str]:
     holder: Any = module
     for part in path:
         holder = _own(holder, part)
-        if not isinstance(holder, type):
+        if not isinstance(holder, type | ModuleType):
             return _MISSING, last
     return holder, last
 

@@ -30,7 +30,7 @@ class ByName:
         """What a writer of the trainer was given, for the adapter that called it."""
         self._keys: dict[str, Key] = {}
         self._held: dict[str, Any] = {}
-        self._looked = 0.0
+        self._asked_at = 0.0
         self._known: list[tuple[list[ReferenceType[Any]], str]] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -46,9 +46,9 @@ class ByName:
         if name in self._held or name not in self._keys:
             return name in self._held
         key, store, now = self._keys[name], current().store, time.monotonic()
-        if key in store or now - self._looked < _LOOK_SECONDS:
+        if key in store or now - self._asked_at < _LOOK_SECONDS:
             return key in store
-        self._looked = now
+        self._asked_at = now
         return not store.missing([key])
 
     def torch_load(self, name: str) -> Any:

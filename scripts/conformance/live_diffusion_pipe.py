@@ -52,7 +52,7 @@ def prepare(driver: Any, case: Case, data: Path, asked: argparse.Namespace) -> C
     del asked
     if sys.version_info < (3, 12):
         own = sqlite3.connect
-        sqlite3.connect = lambda place, autocommit=False: own(place)
+        sqlite3.connect = lambda path, autocommit=False: own(path)
     random.seed(7)
     dataset = driver._cached(case, data)
     dataset.post_init(0, 1, {None: 1}, 1, {None: 1})

@@ -112,8 +112,8 @@ def read_epochs(asked: argparse.Namespace) -> dict[str, list[float]]:
     from safetensors.torch import load_file, save_file
 
     count, own_folder, folder = asked.pictures, asked.root / "own", asked.root / "live"
-    for place in (own_folder, folder):
-        place.mkdir(parents=True)
+    for each in (own_folder, folder):
+        each.mkdir(parents=True)
     dataset = ImageDataset(
         (1024, 1024), ".txt", 1, 1, False, False, image_directory=str(folder), cache_directory=str(folder), architecture="fk"
     )

@@ -117,10 +117,10 @@ class Run:
         for case in cases:
             seen[case] = Seen({}, 0, [], [], done.returncode, text)
             if (out / f"{case}.json").exists():
-                said = json.loads((out / f"{case}.json").read_text())
+                reported = json.loads((out / f"{case}.json").read_text())
                 with np.load(out / f"{case}.npz") as values:
                     arrays = {name: values[name] for name in values.files}
-                seen[case] = Seen(arrays, said["encoded"], said["losses"], said["loaders"], done.returncode, text)
+                seen[case] = Seen(arrays, reported["encoded"], reported["losses"], reported["loaders"], done.returncode, text)
         return seen
 
 
@@ -202,8 +202,8 @@ def one_step(asked: argparse.Namespace) -> None:
         again, chosen = list_of(batches(None, 0)), module.LOADERS[: None if case.name == asked.step[0] else 2] if asked.loaders else ()
         loaders = [f"{method} {workers}" for method, workers in chosen if list_of(batches(method, workers)) != again]
         np.savez(asked.out / f"{case.name}.npz", allow_pickle=False, **values)
-        said = {"encoded": encoded, "losses": train(lambda plain=plain: iter(plain)), "loaders": loaders}
-        (asked.out / f"{case.name}.json").write_text(json.dumps(said))
+        reported = {"encoded": encoded, "losses": train(lambda plain=plain: iter(plain)), "loaders": loaders}
+        (asked.out / f"{case.name}.json").write_text(json.dumps(reported))
 
 
 def list_of(batches: Any) -> list[dict[str, bytes]]:
@@ -258,9 +258,9 @@ def check_edits(run: Run, module: ModuleType, name: str, folder: Path) -> None:
     """Change a caption and a picture of both, and compare what is encoded."""
     for what, change in (("caption", _edit_caption), ("picture", _edit_picture)):
         seen = []
-        for place, store in ((folder / "own", None), (folder / "live", folder / "store")):
-            change(place / name / "data")
-            seen.append(run.step([name], place, *module.EDITED, store=store)[name])
+        for where, store in ((folder / "own", None), (folder / "live", folder / "store")):
+            change(where / name / "data")
+            seen.append(run.step([name], where, *module.EDITED, store=store)[name])
         unequal = differing(*seen)
         figures = f"{seen[0].encoded} and {seen[1].encoded} encodings; {seen[1].line}{unequal[:3] or ''}"
         run.say(f"{name}: one {what} edited, by the trainer's own rules", not unequal and seen[0].encoded == seen[1].encoded, figures)
@@ -353,9 +353,9 @@ def check_refusals(run: Run, module: ModuleType, folder: Path, count: int) -> No
             continue
         (copy / file).write_text(changed)
         seen = run.step([case.name], folder, store=folder / "store", checkout=copy)[case.name]
-        said = next((line for line in seen.text.splitlines() if "cachestore.live: error" in line), seen.text[-300:])
-        is_good = seen.code == 2 and all(word in said for word in words) and not cache_files(module, folder / case.name)
-        run.say(f"checkout in which {what}", is_good, f"exit code {seen.code}, {said.removeprefix('cachestore.live: error: ')[:200]}")
+        reported = next((line for line in seen.text.splitlines() if "cachestore.live: error" in line), seen.text[-300:])
+        is_good = seen.code == 2 and all(word in reported for word in words) and not cache_files(module, folder / case.name)
+        run.say(f"checkout in which {what}", is_good, f"exit code {seen.code}, {reported.removeprefix('cachestore.live: error: ')[:200]}")
 
 
 def main() -> int:

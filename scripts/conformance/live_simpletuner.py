@@ -32,26 +32,26 @@ class Runs:
 
     def __init__(self, checkout: Path, folder: Path, store: str = "store") -> None:
         self.checkout, self.folder, self.store, self.count = checkout, folder, store, 0
-        self.code, self.said = 0, ""
+        self.code, self.reported = 0, ""
         self._loaded: dict[bool, subprocess.Popen[str]] = {}
 
     def _start(self, live: bool) -> "subprocess.Popen[str]":
         front = ["-m", "cachestore.live", "simpletuner", "--store", str(self.folder / self.store), "--name", "run"] if live else []
         path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))))
         environment = {**os.environ, "PYTHONPATH": path, "SIMPLETUNER_SHUFFLE_ASPECTS": "false", "OMP_NUM_THREADS": "1"}
-        said = (self.folder / f"said {self.store} {live}").open("w")
+        reported = (self.folder / f"reported {self.store} {live}").open("w")
         command = [sys.executable, *front, str(RUN), str(self.checkout), str(self.folder)]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": reported}
         started = self._loaded[live] = subprocess.Popen(command, **pipes, text=True, env=environment, cwd=self.folder)
         assert started.stdout is not None
         if started.stdout.readline() != "ready\n":
-            self.code, self.said = started.wait(), Path(said.name).read_text()
+            self.code, self.reported = started.wait(), Path(reported.name).read_text()
         return started
 
     def __call__(self, task: str, *, live: bool, folder: Path | None = None, **settings: Any) -> Any:
         """Run a task, and return what its JSON says; None if it ended otherwise."""
         self.count += 1
-        self.code, self.said = 0, ""
+        self.code, self.reported = 0, ""
         process = self._loaded.get(live) or self._start(live)
         if self.code:
             return None
@@ -67,7 +67,7 @@ class Runs:
         process.stdin.write(json.dumps(command) + "\n")
         process.stdin.flush()
         self.code = int(process.stdout.readline() or "1")
-        self.said = Path(f"{out}.err").read_text() if Path(f"{out}.err").exists() else ""
+        self.reported = Path(f"{out}.err").read_text() if Path(f"{out}.err").exists() else ""
         if self.code or not Path(f"{out}.json").exists():
             return None
         found = json.loads(Path(f"{out}.json").read_text())
@@ -115,7 +115,7 @@ def values(runs: Runs) -> Iterator[Row]:
     )
     second = runs("train", live=True)
     if second is None:
-        yield "second start", False, runs.said[-800:]
+        yield "second start", False, runs.reported[-800:]
         return
     yield "second start: 0 encodes, 0 cache files", _counts(second) == (0, 0, 0), _shown(second, runs)
     yield "values are those of the first start", differing(first["values"], second["values"]) == [], ""
@@ -173,8 +173,8 @@ def _other_settings(runs: Runs, model: Path, before: Any) -> Iterator[Row]:
     unknown = runs("train", live=True, reads="a_new_setting", config={"a_new_setting": 5, "t5_padding": "zero"})
     yield (
         "a setting that is not known is refused by name",
-        unknown is None and runs.code == 2 and "a_new_setting" in runs.said,
-        runs.said[-300:],
+        unknown is None and runs.code == 2 and "a_new_setting" in runs.reported,
+        runs.reported[-300:],
     )
 
 
@@ -213,7 +213,11 @@ def refusals(runs: Runs) -> Iterator[Row]:
         theirs = Runs(copy, runs.folder, "refused")
         made = theirs("train", live=True)
         theirs.close()
-        yield f"{what}: refused with 2, by name", made is None and theirs.code == 2 and word in theirs.said, _last_error(theirs.said)
+        yield (
+            f"{what}: refused with 2, by name",
+            made is None and theirs.code == 2 and word in theirs.reported,
+            _last_error(theirs.reported),
+        )
         entries = len(list((runs.folder / "refused").glob("segments/*/*")))
         yield f"{what}: nothing was encoded", entries == 0, f"{entries} segments"
 
@@ -225,7 +229,7 @@ def killed(runs: Runs, rounds: int) -> Iterator[Row]:
         shutil.rmtree(runs.folder / "cache", ignore_errors=True)
         rows = runs("text", live=live, **asked)
         if rows is None:
-            yield "25 prompts on 8 processes", False, runs.said[-500:]
+            yield "25 prompts on 8 processes", False, runs.reported[-500:]
             return
         launches = [row[launch] for row in rows for launch in ("first", "again")]
         kinds, hung = sorted({kind for one in launches for kind in one["kinds"]}), sum("hung" in row for row in rows)
@@ -256,7 +260,7 @@ def pictures(runs: Runs, count: int) -> Iterator[Row]:
         shutil.rmtree(runs.folder / "many" / "cache", ignore_errors=True)
         launches = runs("many", live=live, folder=runs.folder / "many", ranks=4, resolution=64)
         if launches is None:
-            yield f"{count} pictures on 4 processes", False, runs.said[-500:]
+            yield f"{count} pictures on 4 processes", False, runs.reported[-500:]
             return
         made, lacks = [sum(row[1] for row in rows) for rows in launches], [sum(row[3] for row in rows) for rows in launches]
         good = not live or (made == [count, 0] and lacks == [0, 0] and all(len(rows) == 4 for rows in launches))
@@ -273,13 +277,13 @@ def _counts(run: Any) -> tuple[int, int, int] | None:
 
 def _shown(run: Any, runs: Runs) -> str:
     if run is None:
-        return runs.said[-800:]
-    line = next((line for line in runs.said.splitlines() if " (data set" in line), "")
+        return runs.reported[-800:]
+    line = next((line for line in runs.reported.splitlines() if " (data set" in line), "")
     return line[line.find("latents:") :].partition(" (data set")[0]
 
 
-def _last_error(said: str) -> str:
-    return next((line for line in reversed(said.splitlines()) if "error:" in line), said[-300:])[:200]
+def _last_error(reported: str) -> str:
+    return next((line for line in reversed(reported.splitlines()) if "error:" in line), reported[-300:])[:200]
 
 
 def main() -> int:

@@ -102,7 +102,7 @@ class Driver(SimpleTuner):
 
             @contextmanager
             def split(some: list[Any]) -> Any:
-                yield _share(some, ranks, rank)
+                yield _part_of(some, ranks, rank)
 
             vars(accelerator).update(num_processes=ranks, process_index=rank, is_main_process=rank == 0, is_local_main_process=rank == 0)
             accelerator.split_between_processes, accelerator.wait_for_everyone = split, wait or (lambda: None)
@@ -111,7 +111,7 @@ class Driver(SimpleTuner):
             yield parts
 
 
-def _share(some: list[Any], ranks: int, rank: int) -> list[Any]:
+def _part_of(some: list[Any], ranks: int, rank: int) -> list[Any]:
     """Return a rank's part, as accelerate splits."""
     each, more = divmod(len(some), ranks)
     start = rank * each + min(rank, more)
@@ -151,9 +151,9 @@ def train(driver: Driver, out: Path) -> None:
     Path(f"{out}.json").write_text(json.dumps({"encoded": counts, "files": len(files), "unprocessed": unprocessed}))
 
 
-def _text_rank(driver: Driver, place: tuple[int, int], prompts: list[str], answers: Path, wait: Any) -> None:
+def _text_rank(driver: Driver, rank_of: tuple[int, int], prompts: list[str], answers: Path, wait: Any) -> None:
     """One rank of a launch makes its part, then reads all, as training begins to. `wait` is the barrier, where nobody is killed."""
-    rank, ranks = place
+    rank, ranks = rank_of
     found: dict[str, str] = {}
     with driver.running(ranks, rank) as (_metadata, _vae_cache, text_cache, _images):
         text_cache.discover_all_files()
@@ -278,9 +278,9 @@ def _run(command: dict[str, Any]) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 1
     try:
-        said = os.open(f"{command['out']}.err", os.O_WRONLY | os.O_CREAT, 0o644)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        reported = os.open(f"{command['out']}.err", os.O_WRONLY | os.O_CREAT, 0o644)
+        os.dup2(reported, 1)
+        os.dup2(reported, 2)
         SETTINGS.clear()
         SETTINGS.update(command["settings"])
         Driver.resolution = int(SETTINGS.get("resolution", Driver.resolution))

@@ -155,6 +155,7 @@ def _publish_changes(store: cs.Store) -> None:
         session.flush()
         if n == 1:
             session.close()
+            session = store.session(PUBLISHED)
             store.publish(PUBLISHED, {"0": {"part": cs.key("own", "0")}}, update=True)
 
 

@@ -19,7 +19,7 @@ NAMES = re.compile(
 def names_in(text):
     """The trainers that code names, outside of the docstrings that say to users what may be passed."""
     tree = ast.parse(text)
-    calls = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name in {"import_cache", "export_cache"}]
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name in {"import_cache", "export_cache", "exported"}]
     told = {number for one in calls for number in range(one.body[0].lineno, (one.body[0].end_lineno or 0) + 1)}
     return {found for number, line in enumerate(text.splitlines(), 1) if number not in told for found in NAMES.findall(line)}
 

@@ -84,7 +84,8 @@ def link_next(
             continue
         above = last.above + len(entry.changes) if entry.table is None else max(1, len(entry.table))
         entry = replace(entry, before=last.mark, above=above)
-        if publish(layout, path, _encoded(name, number, entry), read_only=True) and is_in_line(layout, name, number, entry.mark):
+        chunks = _encoded(name, number, entry)
+        if publish(layout, path, chunks, read_only=True) and is_in_line(layout, name, number, entry.mark):
             if entry.table is not None:
                 with suppress(WriteFailed):  # the rows are there: a later fold makes the table
                     publish_link(layout, path, layout.catalog(name, number))

@@ -41,13 +41,13 @@ def _self_test(folder: str) -> None:
     from toolkit.data_transfer_object.data_loader import FileItemDTO
     from toolkit.prompt_utils import PromptEmbeds
 
-    class Item(FileItemDTO):
+    class MadeUpItem(FileItemDTO):
         __init__, __getattr__, cleanup = _Any.__init__, _Any.__getattr__, lambda _self: None
 
     latents = torch.arange(4 * 4 * 6.0).view(4, 4, 6).bfloat16()
     sd = _Any(torch_dtype=latents.dtype, device_torch=latents.device, encode_images=lambda _pixels: latents[None])
     config = _Any(caption_dropout_rate=0, fps=24)
-    item = Item(path=os.path.join(folder, "a picture.png"), caption="a caption", dataset_config=config, tensor=torch.zeros(3, 32, 48))
+    item = MadeUpItem(path=os.path.join(folder, "a picture.png"), caption="a caption", dataset_config=config, tensor=torch.zeros(3, 32, 48))
     item.is_latent_cached = item.is_text_embedding_cached = True
     path = item.get_latent_path(recalculate=True)
     dataloader_mixins.LatentCachingMixin._cache_one_latent(_Any(sd=sd, dataset_config=config), item, path, None, True, True, False)

@@ -24,8 +24,8 @@ class _Cache:
 
     def __init__(self, path: Any, fingerprint: str, shard_size_gb: float = 1) -> None:  # noqa: ARG002 - as the trainer calls it
         _self_test()
-        place, last = os.path.split(os.path.abspath(path))
-        self.name = f"{live.current().name}/{os.path.basename(place)}-{str(cs.key(place))[:8]}/{last}"
+        folder_of_cache, last = os.path.split(os.path.abspath(path))
+        self.name = f"{live.current().name}/{os.path.basename(folder_of_cache)}-{str(cs.key(folder_of_cache))[:8]}/{last}"
         self.fingerprint, self.part = fingerprint, "latents" if last.startswith("latents") else "text"
         self.session, self.due = None, 0.0
         self.items: list[cs.Key] = []
@@ -82,7 +82,7 @@ def _test(folder: str) -> None:
     import torch
     from utils import dataset
 
-    class Bucket(dataset.SizeBucketDataset):
+    class MadeUpBucket(dataset.SizeBucketDataset):
         def __init__(self) -> None:
             spec, (self.latent_dataset, text) = (None, "a picture.png"), caches
             self.iteration_order = [{"latents_idx": 0, "image_spec": spec, "caption": "a caption", "caption_number": 0}]
@@ -100,7 +100,7 @@ def _test(folder: str) -> None:
         cache.add(item)
         cache.finalize_current_shard()
     caches = [cache_of(prefix) for prefix in items]
-    batch = dataset.Dataset._collate(None, [Bucket()[0]])
+    batch = dataset.Dataset._collate(None, [MadeUpBucket()[0]])
     wanted = {"latents": latents[None], "text": text[None], "pooled": pooled[None], "size": [(4, [6, 0.1])]}
     live.check_same("utils.dataset.SizeBucketDataset", wanted, {name: batch.get(name) for name in wanted})
     live.check_same("utils.dataset._map_and_cache of another fingerprint", 0, len(cache_of("latents_", "other")))

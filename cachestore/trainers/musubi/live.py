@@ -22,8 +22,8 @@ _data_sets: list[Any] = []
 
 
 def _of_folder(folder: str) -> set[str]:
-    places = ((data_set.cache_directory, data_set.architecture) for data_set in _data_sets)
-    return {architecture for place, architecture in places if place is not None and os.path.abspath(place) == folder}
+    caches = ((data_set.cache_directory, data_set.architecture) for data_set in _data_sets)
+    return {architecture for cache, architecture in caches if cache is not None and os.path.abspath(cache) == folder}
 
 
 def _part(folder: str, name: str) -> str | None:

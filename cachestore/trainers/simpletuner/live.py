@@ -17,9 +17,9 @@ adapter = live.Adapter("simpletuner", tested={TEXT: ["03e2d43872b3"], VAE: ["3be
 _CHOSEN = "model_family model_flavour model_type tokenizer_max_length t5_padding weight_dtype base_weight_dtype vae_dtype framerate"
 _VALUES = f"{_CHOSEN} sana_complex_human_instruction sana_motion_score ideogram_auto_json ideogram_prompt_upsample".split()
 _NO_VALUES = ("pretrained_model_name_or_path", "pretrained_vae_model_name_or_path", "vae_path", "revision", "variant", "webhook_config")
-_PLACES = "id instance_data_dir cache_dir cache_dir_vae text_embeds image_embeds repeats probability caption_strategy hash_filenames"
+_PATHS = "id instance_data_dir cache_dir cache_dir_vae text_embeds image_embeds repeats probability caption_strategy hash_filenames"
 _RUNNING = "write_batch_size read_batch_size vae_batch_size train_batch_size start_epoch end_epoch preserve_data_backend_cache"
-_NO_CONFIG = f"{_PLACES} {_RUNNING} instance_prompt only_instance_prompt prepend_instance_prompt".split()
+_NO_CONFIG = f"{_PATHS} {_RUNNING} instance_prompt only_instance_prompt prepend_instance_prompt".split()
 _TEST = "cachestore self-test"
 
 
@@ -61,7 +61,7 @@ def _save_text(_own: Any, self: Any, filename: Any, embeddings: Any) -> None:
     self.data_backend.made[filename.key] = live.pack(self.model.pack_text_embeddings_for_cache(embeddings))
 
 
-def _make_text(cache: Any, kind: str, records: Any, encode: Callable[[Any], Any], share: Any = list) -> None:
+def _make_text(cache: Any, kind: str, records: Any, encode: Callable[[Any], Any], part_of: Any = list) -> None:
     """Make text that is missing. A prompt stays what it was first asked for as, for training or validation, as in SimpleTuner's files."""
 
     def encode_batch(batch: Sequence[Any]) -> Mapping[Any, Any]:
@@ -78,7 +78,7 @@ def _make_text(cache: Any, kind: str, records: Any, encode: Callable[[Any], Any]
             cache._live_kinds.setdefault(str(prompt), kind)
             row = str(metadata.get("dataset_relative_path") or prompt or "(no caption)")
             wanted.append((cache.hash_prompt_with_path(record).key, {"id": row, "record": record}))
-    live.current().make("text", share(wanted), encode_batch, batch_size=16)
+    live.current().make("text", part_of(wanted), encode_batch, batch_size=16)
     live.current().make("text", wanted, encode_batch, batch_size=16)  # what others were to make
 
 
@@ -97,12 +97,12 @@ def _compute_text(
     records = self._normalize_prompt_records(prompt_records) if prompt_records is not None else self.prompt_records
     if not load_from_cache or self.text_cache_ondemand:
         kind = f"{'validation ' * is_validation}{'negative' * is_negative_prompt}".strip()
-        share = self.split_prompt_records_between_processes if split_between_processes else list
+        part_of = self.split_prompt_records_between_processes if split_between_processes else list
 
         def encode(some: Any) -> None:
             own(self, some, False, is_validation, False, is_negative_prompt, None, False)
 
-        _make_text(self, kind, records, encode, share)
+        _make_text(self, kind, records, encode, part_of)
     return own(self, records, True, is_validation, True, is_negative_prompt, progress_callback, False) if return_concat else None
 
 
