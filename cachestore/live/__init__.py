@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachestore.live.npz import drop as drop
     from cachestore.live.npz import is_held as is_held
     from cachestore.live.npz import numpy_for_names as numpy_for_names
+    from cachestore.live.npz import os_for_names as os_for_names
     from cachestore.live.npz import take as take
     from cachestore.live.npz import test_first as test_first
     from cachestore.live.npz import test_made_up as test_made_up
@@ -45,7 +46,7 @@ _NAMES = {
     "facts": "KeyFields digests fingerprint ids_of precision settings",
     "named_files": "NamedFiles",
     "names": "ValueName",
-    "npz": "drop is_held numpy_for_names take test_first test_made_up",
+    "npz": "drop is_held numpy_for_names os_for_names take test_first test_made_up",
     "packing": "key_of pack unpack",
     "read_only": "ReadOnlyFiles",
     "run": "current",

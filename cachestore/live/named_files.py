@@ -20,6 +20,7 @@ from cachestore.live.tested import SelfTest
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from cachestore.live.read_only import ReadOnlyFiles
     from cachestore.store.write.files import Files
 
 _SUFFIX: Final = ".safetensors"
@@ -190,7 +191,9 @@ class NamedFiles:
         folder, name = os.path.split(_named(text))
         return self._part_of(folder, name) if self._holds(folder) else None
 
-    def _opened(self) -> "Files":
+    def _opened(self) -> "Files | ReadOnlyFiles":
+        if (files := current().exported) is not None:
+            return files
         if self._files is not None and self._pid == os.getpid():
             return self._files
         with self._lock:

@@ -1,22 +1,28 @@
 """For trainers whose cache is npz: `numpy.savez` and `numpy.load` mean the store where they get the name of a value in place of a path.
 
-What was saved is held in memory until the adapter takes it into the store, so `load` returns it before it is there.
+What was saved is held in memory until the adapter takes it into the store, so `load` returns it before it is there. In a run that reads a
+data set of `precompute`, the paths of its files mean the store too.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cachestore.core.keys import Key
 from cachestore.live.adapter import refuse
+from cachestore.live.arming import armed
 from cachestore.live.names import ValueName
 from cachestore.live.run import current
 from cachestore.live.self_test import check_among, check_same, round_trip
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from cachestore.live.read_only import ReadOnlyFiles
 
 
 class Arrays(dict[str, Any]):
@@ -63,6 +69,8 @@ class _Numpy:
     def savez(self, file: Any, *arrays: Any, **named: Any) -> None:
         if isinstance(file, ValueName):
             _held[file.key] = Arrays({name: self.own.asanyarray(value) for name, value in named.items()})
+        elif (files := _files_with(file)) is not None:
+            files.save(file)
         else:
             self.own.savez(file, *arrays, **named)
 
@@ -70,13 +78,26 @@ class _Numpy:
 
     def load(self, file: Any, *rest: Any, **options: Any) -> Any:
         if not isinstance(file, ValueName):
-            return self.own.load(file, *rest, **options)
+            files = _files_with(file)
+            return self.own.load(file, *rest, **options) if files is None else Arrays(files.load(file))
         return _held[file.key] if file.key in _held else Arrays(current().get(file))
 
 
 def numpy_for_names(own: Any) -> Any:
     """Return what takes the place of a module's global variable `np`."""
     return own if isinstance(own, _Numpy) else _Numpy(own)
+
+
+def os_for_names(own: Any) -> Any:
+    """Return what takes the place of a module's global variable `os`: `os.path.exists` also knows the files of a data set that is read."""
+    path = SimpleNamespace(**{**vars(own.path), "exists": lambda one: _files_with(one) is not None or own.path.exists(one)})
+    return SimpleNamespace(**{**vars(own), "path": path}) if own is os else own
+
+
+def _files_with(file: Any) -> "ReadOnlyFiles | None":
+    """Return the files of the data set that this run reads, if this is one of them."""
+    files = current().exported if armed() is not None and isinstance(file, str | os.PathLike) else None
+    return files if files is not None and files.exists(os.fspath(file)) else None
 
 
 def is_held(name: ValueName) -> bool:

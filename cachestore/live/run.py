@@ -147,7 +147,7 @@ def trial() -> Generator[None]:
     """Let the run of this process have an empty store for a while, which goes at the end: for a self-test."""
     before = current()
     with tempfile.TemporaryDirectory(prefix="cachestore-self-test-") as folder:
-        _runs[:] = [Run(replace(before.setting, store=str(Path(folder, "store"))))]
+        _runs[:] = [Run(replace(before.setting, store=str(Path(folder, "store")), source="", generation=None))]
         try:
             yield
         finally:

@@ -3,10 +3,9 @@
     python3 scripts/conformance/live_read_only.py sd-scripts --checkout ~/sd-scripts
 
 For each case: tiny models encode pictures; `export` writes them for a copy of the pictures, which the trainer loads from its own files.
-Then `python -m cachestore.live ADAPTER --read train` starts the trainer's code over the store itself: every tensor must be equal to the
+Then `python -m cachestore.live TRAINER --read train` starts the trainer's code over the store itself: every tensor must be equal to the
 bit, in this process and in forked DataLoader workers, with nothing encoded and no file written. Of a trainer that caches beside the
-pictures, a new picture and an edited caption must be refused by name. Ends with 1 at the first difference. The adapters are
-read_only_*.py beside this.
+pictures, a new picture and an edited caption must be refused by name. Ends with 1 at the first difference.
 """
 
 import argparse
@@ -27,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from conformance.trainers import DRIVERS, Case, Driver, differing, make_source, manifest, quiet, tiny_model
 from conformance.trainers_code import use_checkout
 
-ADAPTERS = {"sd-scripts": "conformance.read_only_sd_scripts", "musubi": "conformance.read_only_musubi"}
+ADAPTERS = ("sd-scripts", "musubi")
 _LOADERS = ("fork",)
 """Workers of other start methods would need the stand-ins of modules, which they do not import."""
 _ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
@@ -109,7 +108,7 @@ def run_case(trainer: str, checkout: Path, case: Case, driver: Driver, folder: P
     plain = [sys.executable, *arguments, str(copy), str(written), str(folder / "out.pickle")]
     wanted = _run(case, plain, folder / "out.pickle")[0]["loaded"]
     cache = data if driver.is_beside else data / "cache"
-    live = [sys.executable, "-m", "cachestore.live", ADAPTERS[trainer], "--store", str(store), "--read", "train"]
+    live = [sys.executable, "-m", "cachestore.live", trainer, "--store", str(store), "--read", "train"]
     command = [*live, *arguments, str(data), str(cache), str(folder / "out.pickle")]
     begun = time.perf_counter()
     its, last = _run(case, command, folder / "out.pickle")
@@ -153,7 +152,7 @@ def _refused(command: list[str], case: Case, data: Path, trainer: str) -> list[s
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trainer", choices=sorted(ADAPTERS))
+    parser.add_argument("trainer", choices=ADAPTERS)
     parser.add_argument("--checkout", type=Path, required=True)
     parser.add_argument("--case", action="append")
     parser.add_argument("--inside", nargs=4, help=argparse.SUPPRESS)

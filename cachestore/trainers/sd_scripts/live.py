@@ -12,6 +12,7 @@ from typing import Any
 
 import cachestore as cs
 from cachestore import live
+from cachestore.trainers.sd_scripts.live_read_only import pictures_of, read_latents, read_text
 
 adapter = live.Adapter("sd-scripts", tested={"library.train_util": ["a9b23be6e6e1"], "library.strategy_base": ["8e2f8a6b4c8b"]})
 _NO_VALUES = ("_cache_to_disk", "_batch_size", "skip_disk_cache_validity_check", "_is_partial", "warn_fp8_weights")
@@ -21,6 +22,7 @@ _TEXT_SEES = ("caption", "caption_dropout_rate")
 
 adapter.change("library.strategy_base", "np")(live.numpy_for_names)
 adapter.change("library.strategy_*", "np", optional=True)(live.numpy_for_names)
+adapter.change("library.strategy_*", "os", optional=True)(live.os_for_names)
 
 
 @adapter.replace("library.train_util", "DatasetGroup.new_cache_latents")
@@ -30,8 +32,11 @@ def _cache_latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
 
     strategy = train_util.LatentsCachingStrategy.get_strategy()
     strategy._cache_to_disk, kind = True, type(strategy).__name__
+    if live.current().exported is not None:
+        read_latents(self, strategy)
+        return
     how = [live.settings(strategy, others=_NO_VALUES), live.fingerprint(model), live.precision(), repr(train_util.IMAGE_TRANSFORMS)]
-    pictures = _pictures(self)
+    pictures = pictures_of(self)
     digests = live.digests(info.absolute_path for _id, info, _subset in pictures)
     wanted = []
     for name, info, subset in pictures:
@@ -76,11 +81,14 @@ def _cache_text(_own: Any, self: Any, models: Sequence[Any], accelerator: Any) -
     kinds = (train_util.TextEncoderOutputsCachingStrategy, train_util.TokenizeStrategy, train_util.TextEncodingStrategy)
     strategy, tokenize, encoding = (one.get_strategy() for one in kinds)
     strategy._cache_to_disk, kind = True, type(strategy).__name__
+    if live.current().exported is not None:
+        read_text(self, strategy)
+        return
     encoders = list({id(model): model for model in models}.values())  # SDXL's second comes twice
     how = [live.settings(one, others=_NO_VALUES) for one in (strategy, tokenize, encoding)]
     how += [live.precision(), *(None if one is None else live.fingerprint(one) for one in encoders)]
     wanted = []
-    for name, info, _subset in _pictures(self):
+    for name, info, _subset in pictures_of(self):
         key = cs.key("sd-scripts text", json.dumps([how, info.caption_dropout_rate]), info.caption)
         info.text_encoder_outputs_npz = live.ValueName(key, f"cachestore:{name}")
         wanted.append((key, live.KeyFields(info, _TEXT_SEES, id=name, text_encoder_outputs_npz=info.text_encoder_outputs_npz)))
@@ -108,13 +116,3 @@ def _cache_text(_own: Any, self: Any, models: Sequence[Any], accelerator: Any) -
 def _wait(caller: Any, accelerator: Any) -> None:
     if hasattr(caller, "datasets"):
         accelerator.wait_for_everyone()  # where the trainer does
-
-
-def _pictures(caller: Any) -> list[tuple[str, Any, Any]]:
-    """Return the id, ImageInfo and subset of each picture. A ControlNet data set has them in another one."""
-    real = [getattr(one, "dreambooth_dataset_delegate", one) for one in getattr(caller, "datasets", [caller])]
-    found = [(info, one.image_to_subset[info.image_key]) for one in real for info in one.image_data.values()]
-    if other := next((info for info, _subset in found if info.absolute_path.endswith(".npz")), None):
-        raise live.Refused(f"{other.image_key}: its metadata has no image_size, and sd-scripts takes {other.absolute_path} for the picture")
-    ids = live.ids_of(info.absolute_path for info, _subset in found)
-    return [(name, info, subset) for name, (info, subset) in zip(ids, found, strict=True)]

@@ -52,7 +52,7 @@ class Trainer:
         made = self.util.BaseDataset()
         for number, caption in enumerate(self.captions):
             info = self.util.ImageInfo(f"{number}", 1, caption, False, str(self.folder / f"{number}.png"))
-            info.bucket_reso, info.resized_size = (24, 16), (24, 16)
+            info.bucket_reso, info.resized_size, info.image_size = (24, 16), (24, 16), (24, 16)
             made.image_data[info.image_key], made.image_to_subset[info.image_key] = info, self.flags
         return made
 
@@ -296,3 +296,80 @@ def test_a_checkout_without_a_plug_point_is_refused(trainer, capsys):
     with pytest.raises(Refused):
         adapter.plug_into(module)
     assert "DatasetGroup.new_cache_latents" in capsys.readouterr().err
+
+
+class Exported:
+    """What a run that reads a data set of `precompute` has in place of the store's own values."""
+
+    def __init__(self, folder, bucket=(24, 16), caption="caption"):
+        self.bucket, self.text = bucket, caption
+        latents = {"latents_2x3": np.ones((4, 2, 3), np.float32), "original_size_2x3": np.array([24, 16]), "crop_ltrb_2x3": np.zeros(4)}
+        self.held = {str(folder / f"{number}_0024x0016_small.npz"): latents for number in range(3)}
+        rows = {"rows": np.zeros((6, 5), np.float32), "pooled": np.ones(5, np.float32)}
+        self.held |= {str(folder / f"{number}_small_te.npz"): rows for number in range(3)}
+
+    def exists(self, path):
+        return str(path) in self.held
+
+    def load(self, path):
+        return dict(self.held[path])
+
+    def buckets(self, _path):
+        return {self.bucket}
+
+    def caption(self, path):
+        return f"{self.text} {Path(path).name[0]}"
+
+    def refuse(self, path, why):
+        raise Refused(f"{path}: {why}")
+
+    def save(self, path):
+        self.refuse(path, "the trainer wants to encode and save it")
+
+
+@pytest.fixture
+def reading(trainer, monkeypatch):
+    def read_from(exported):
+        monkeypatch.setattr(runs.Run, "exported", exported)
+        return exported
+
+    return read_from
+
+
+def test_a_data_set_of_precompute_is_read_by_the_trainers_own_readers(trainer, tmp_path, reading):
+    files = reading(Exported(trainer.folder))
+    data, encoded = trainer.start()
+    assert encoded == (0, 0)
+    for info in data.image_data.values():
+        assert info.latents_npz in files.held
+        (latents, size, *_rest), (rows, pooled) = read(trainer, info)
+        assert (latents.sum(), size, rows.shape, pooled.sum()) == (24, [24, 16], (6, 5), 5)
+    assert live.current().counts == {"latents": [3, 0], "text": [3, 0]}
+    assert not [*tmp_path.rglob("*.npz"), *tmp_path.glob("store")]
+
+
+@pytest.mark.parametrize(
+    ("exported", "change"),
+    [
+        ({"bucket": (16, 24)}, lambda its: None),
+        ({"caption": "another"}, lambda its: None),
+        ({}, lambda its: setattr(its.flags, "flip_aug", True)),
+        ({}, lambda its: Image.new("RGB", (24, 16)).save(its.folder / "2.jpg") or setattr(its, "captions", ["caption 0"] * 4)),
+    ],
+    ids=["another bucket", "another caption", "no mirrored latents", "a new picture"],
+)
+def test_what_such_a_data_set_lacks_ends_the_run(trainer, reading, exported, change):
+    reading(Exported(trainer.folder, **exported))
+    change(trainer)
+    with pytest.raises(Refused):
+        trainer.start()
+    assert trainer.encoded == 0
+
+
+def test_what_the_trainer_would_save_over_such_a_data_set_is_refused(trainer, tmp_path, reading):
+    files = reading(Exported(trainer.folder))
+    with pytest.raises(Refused):
+        trainer.small.np.savez(next(iter(files.held)), rows=np.zeros(1))
+    trainer.small.np.savez(tmp_path / "own.npz", rows=np.zeros(1))
+    assert trainer.small.np.load(tmp_path / "own.npz")["rows"].tolist() == [0]
+    assert trainer.small.os.path.exists(tmp_path / "own.npz")

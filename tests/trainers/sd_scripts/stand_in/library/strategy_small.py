@@ -2,6 +2,8 @@
 # This folder is on the path, as the trainer's is.
 # pyright: reportImplicitRelativeImport=false
 
+import os
+
 import numpy as np
 import torch
 
@@ -24,6 +26,12 @@ class SmallTextEncodingStrategy(strategy_base.TextEncodingStrategy):
 
 
 class SmallTextEncoderOutputsCachingStrategy(strategy_base.TextEncoderOutputsCachingStrategy):
+    def get_outputs_npz_path(self, image_abs_path):
+        return os.path.splitext(image_abs_path)[0] + "_small_te.npz"
+
+    def is_disk_cached_outputs_expected(self, npz_path):
+        return os.path.exists(npz_path) and "rows" in np.load(npz_path)
+
     def load_outputs_npz(self, npz_path):
         data = np.load(npz_path)
         return [data["rows"], data["pooled"]]
@@ -40,6 +48,14 @@ class SmallTextEncoderOutputsCachingStrategy(strategy_base.TextEncoderOutputsCac
 
 
 class SmallLatentsCachingStrategy(strategy_base.LatentsCachingStrategy):
+    def get_latents_npz_path(self, absolute_path, image_size):
+        return f"{os.path.splitext(absolute_path)[0]}_{image_size[0]:04d}x{image_size[1]:04d}_small.npz"
+
+    def is_disk_cached_latents_expected(self, bucket_reso, npz_path, flip_aug, alpha_mask):
+        if not os.path.exists(npz_path):
+            return False
+        return not flip_aug or f"latents_flipped_{bucket_reso[1] // 8}x{bucket_reso[0] // 8}" in np.load(npz_path)
+
     def cache_batch_latents(self, model, batch, flip_aug, alpha_mask, random_crop):
         for info in batch:
             with torch.no_grad():

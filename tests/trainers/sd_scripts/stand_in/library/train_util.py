@@ -16,7 +16,7 @@ class ImageInfo:
         self.image_key, self.num_repeats, self.caption, self.is_reg = image_key, num_repeats, caption, is_reg
         self.absolute_path, self.caption_dropout_rate = absolute_path, caption_dropout_rate
         self.bucket_reso = self.resized_size = self.resize_interpolation = self.image = None
-        self.latents_npz = self.text_encoder_outputs_npz = None
+        self.image_size = self.latents_npz = self.text_encoder_outputs_npz = None
 
 
 class BaseDataset:
