@@ -90,14 +90,18 @@ def numpy_for_names(own: Any) -> Any:
 
 def os_for_names(own: Any) -> Any:
     """Return what takes the place of a module's global variable `os`: `os.path.exists` also knows the files of a data set that is read."""
-    path = SimpleNamespace(**{**vars(own.path), "exists": lambda one: _files_with(one) is not None or own.path.exists(one)})
+
+    def exists(path: Any) -> bool:
+        return _files_with(path) is not None or own.path.exists(path)
+
+    path = SimpleNamespace(**{**vars(own.path), "exists": exists})
     return SimpleNamespace(**{**vars(own), "path": path}) if own is os else own
 
 
 def _files_with(file: Any) -> "ReadOnlyFiles | None":
     """Return the files of the data set that this run reads, if this is one of them."""
-    files = current().exported if armed() is not None and isinstance(file, str | os.PathLike) else None
-    return files if files is not None and files.exists(os.fspath(file)) else None
+    files = current().exported if armed() is not None and isinstance(file, str | Path) else None
+    return files if files is not None and files.exists(file) else None
 
 
 def is_held(name: ValueName) -> bool:
