@@ -156,6 +156,8 @@ def test_every_name_for_adapters_is_found_and_documented():
     assert all(getattr(live, name) is getattr(live, name) and getattr(live, name).__doc__ for name in live.__all__)
     page = (Path(__file__).resolve().parent.parent / "docs/reference.md").read_text(encoding="utf-8")
     assert [name for name in live.__all__ if f"::: cachestore.live.{name}\n" not in page] == []
+    # Python sets a module that was imported as an attribute of its package, over the name that is meant.
+    assert {*live.__all__}.isdisjoint(path.stem for path in Path(live.__file__).parent.glob("*.py"))
     with pytest.raises(AttributeError):
         _ = live.nothing
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cachestore.live.self_test import round_trip as round_trip
     from cachestore.live.shared_count import SharedCount as SharedCount
     from cachestore.live.tested import SelfTest as SelfTest
-    from cachestore.live.watched import watched as watched
+    from cachestore.live.watching import watched as watched
 
 _NAMES = {
     "adapter": "Adapter Refused",
@@ -53,7 +53,7 @@ _NAMES = {
     "self_test": "called_once check_among check_same round_trip",
     "shared_count": "SharedCount",
     "tested": "SelfTest",
-    "watched": "watched",
+    "watching": "watched",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
