@@ -62,12 +62,15 @@ class Adapter:
         ...  # `own` is the trainer's function
     """
 
-    def __init__(self, name: str, *, tested: Mapping[str, Collection[str]] | None = None, data_set: str = "") -> None:
+    def __init__(
+        self, name: str, *, tested: Mapping[str, Collection[str]] | None = None, data_set: str = "", reads_exports: bool = False
+    ) -> None:
         """`tested`: by module, the first 12 digits of the SHA-256 of its source in the checkouts that the adapter was tested with.
 
         `data_set`: what stands for the configuration's name in the name of the data set, if all configurations share their values.
+        `reads_exports`: whether it can read a data set of `precompute` (`live.current().exported`): else `--read` is refused.
         """
-        self.name, self.data_set = name, data_set
+        self.name, self.data_set, self.reads_exports = name, data_set, reads_exports
         self.tested = dict(tested or {})
         self.points: list[PlugPoint] = []
         self.plugged: set[str] = set()

@@ -99,6 +99,8 @@ def _setting(chosen: argparse.Namespace) -> Setting:
     encode_name(data_set)
     store, generation = str(Path(chosen.store).absolute()), None
     if chosen.read is not None:
+        if not adapter.reads_exports:
+            raise BadInput(f"the adapter of {trainer} reads no data set of `precompute`: leave --read out", option="read")
         from cachestore.store.write.writer import open_store
 
         with open_store(store) as opened:

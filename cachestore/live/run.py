@@ -75,8 +75,6 @@ class Run:
         Every rank passes the same keys. When it returns, every value is there for every process; one that cannot be made is an error.
         A second call for a part in one run makes `NAME/PART-2`.
         """
-        if self.setting.source:
-            refuse(f"this adapter cannot read the data set {self.setting.source!r}: leave --read out")
         count = self._calls[part] = self._calls.get(part, 0) + 1
         name = f"{self.name}/{part}" if count == 1 else f"{self.name}/{part}-{count}"
         tell = _telling(part) if os.environ.get("RANK", "0") == "0" else None

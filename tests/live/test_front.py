@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 ADAPTER = """
 from cachestore import live
-adapter = live.Adapter("toy", tested={"toylib": ["000"]})
+adapter = live.Adapter("toy", tested={"toylib": ["000"]}, reads_exports=True)
 @adapter.replace("toylib", "Cache.load")
 def load(own, self, path): return "ours " + path
 @adapter.replace("toylib", "plain")

@@ -145,3 +145,41 @@ def test_a_self_test_that_fails_ends_the_run_and_makes_no_store(armed, tmp_path,
         files_in(tmp_path / "cache", self_test).exists(tmp_path / "cache" / "a.safetensors")
     assert refused.value.code == 2
     assert not (tmp_path / "store").exists()
+
+
+class Exported:
+    """What a run that reads a data set of `precompute` has in place of files of the store."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def exists(self, path):
+        return path == self.path
+
+    def load(self, _path):
+        return {"latents": torch.ones(2)}
+
+    def save(self, path, *_tensors):
+        raise live.Refused(f"{path}: this run only reads")
+
+    remove = save
+
+    def glob(self, _pattern):
+        return [self.path]
+
+    def close(self):
+        pass
+
+
+def test_a_run_that_reads_a_data_set_of_precompute_finds_its_files_and_changes_none(files, tmp_path):
+    path = str(tmp_path / "cache" / "a_latents.safetensors")
+    vars(live.current())["exported"] = Exported(path)
+    assert files.exists(path)
+    assert not files.exists(path.replace("a_", "b_"))
+    assert files.load_file(path)["latents"].tolist() == [1, 1]
+    assert files.glob(str(tmp_path / "cache" / "*.safetensors")) == [path]
+    for change in (lambda: files.save_file({"latents": torch.zeros(2)}, path), lambda: files.remove(path)):
+        with pytest.raises(live.Refused):
+            change()
+    assert live.current().counts == {"latents": [1, 0]}
+    assert not (tmp_path / "store").exists()

@@ -116,7 +116,7 @@ def test_what_has_no_file_is_told(tmp_path, data, store):
 
 def test_a_run_that_reads_opens_its_store_for_nothing_else(store, monkeypatch, capsys):
     trainer = ModuleType("a_trainer")
-    trainer.adapter = live.Adapter("sd-scripts")  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.adapter = live.Adapter("sd-scripts", reads_exports=True)  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "a_trainer", trainer)
     before = sorted(Path(store).rglob("*"))
     run = Run(Setting("a_trainer", store, "mine", "train", 1))
@@ -133,7 +133,7 @@ def test_a_run_that_reads_opens_its_store_for_nothing_else(store, monkeypatch, c
 @pytest.mark.parametrize(("store_name", "name"), [("store", "trian"), ("nowhere", "train")])
 def test_a_data_set_that_is_not_there_ends_with_2_before_the_script(tmp_path, store, monkeypatch, capsys, store_name, name):
     trainer = ModuleType("a_trainer")
-    trainer.adapter = live.Adapter("sd-scripts")  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.adapter = live.Adapter("sd-scripts", reads_exports=True)  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "a_trainer", trainer)
     with pytest.raises(SystemExit) as ended:
         main(["a_trainer", "--store", str(tmp_path / store_name), "--read", name, __file__])
@@ -146,7 +146,7 @@ def test_a_forked_child_reads_what_its_parent_listed(data, store, monkeypatch):
     from cachestore.live import run as of_run
 
     trainer = ModuleType("a_trainer")
-    trainer.adapter = live.Adapter("sd-scripts")  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.adapter = live.Adapter("sd-scripts", reads_exports=True)  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "a_trainer", trainer)
     monkeypatch.setattr(of_run, "armed", lambda: Setting("a_trainer", store, "mine", "train", 1))
     monkeypatch.setattr(of_run, "_runs", [])
@@ -157,3 +157,12 @@ def test_a_forked_child_reads_what_its_parent_listed(data, store, monkeypatch):
     assert of_run.current().exported is listed
     assert listed is not None
     assert listed.exists(data / TEXT)
+
+
+def test_an_adapter_that_reads_no_such_data_set_refuses_it_before_the_script(store, monkeypatch):
+    trainer = ModuleType("a_trainer")
+    trainer.adapter = live.Adapter("simpletuner")  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, "a_trainer", trainer)
+    with pytest.raises(SystemExit) as ended:
+        main(["a_trainer", "--store", str(store), "--read", "train", __file__])
+    assert ended.value.code == 2

@@ -39,13 +39,6 @@ def test_it_says_how_far_it_is(run, monkeypatch, capsys):
     assert "text: 1 of 1" in capsys.readouterr().err
 
 
-def test_a_data_set_that_is_only_read_is_refused(run, monkeypatch, capsys):
-    monkeypatch.setattr(run, "setting", arming.Setting("a", run.setting.store, "toy/one", "train"))
-    with pytest.raises(Refused):
-        run.fill("text", [], encode, batch_size=1)
-    assert "'train'" in capsys.readouterr().err
-
-
 def test_one_that_fails_is_an_error(run):
     def fails(batch):
         raise ValueError("no")

@@ -15,7 +15,7 @@ _TESTED = {
     "toolkit.prompt_utils": ["d0c20d9ed5df"],
     "toolkit.advanced_prompt_embeds": ["dd6d2ee5d9aa"],
 }
-adapter = live.Adapter("ai-toolkit", data_set="files", tested=_TESTED)
+adapter = live.Adapter("ai-toolkit", data_set="files", tested=_TESTED, reads_exports=True)
 _MIXINS = "toolkit.dataloader_mixins"
 _PARTS = {"_latent_cache": "latents", "_t_e_cache": "text", "_clip_vision_cache": "clip vision"}
 

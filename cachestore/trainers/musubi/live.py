@@ -16,7 +16,7 @@ _TESTED = {
     "musubi_tuner.dataset.image_video_dataset": ["7951419af56d"],
     "musubi_tuner.utils.safetensors_utils": ["0d14ea6868e8"],
 }
-adapter = live.Adapter("musubi", data_set="files", tested=_TESTED)
+adapter = live.Adapter("musubi", data_set="files", tested=_TESTED, reads_exports=True)
 _DATA_SET = "musubi_tuner.dataset.image_video_dataset"
 _data_sets: list[Any] = []
 

@@ -14,7 +14,8 @@ import cachestore as cs
 from cachestore import live
 from cachestore.trainers.sd_scripts.live_read_only import pictures_of, read_latents, read_text
 
-adapter = live.Adapter("sd-scripts", tested={"library.train_util": ["a9b23be6e6e1"], "library.strategy_base": ["8e2f8a6b4c8b"]})
+_TESTED = {"library.train_util": ["a9b23be6e6e1"], "library.strategy_base": ["8e2f8a6b4c8b"]}
+adapter = live.Adapter("sd-scripts", tested=_TESTED, reads_exports=True)
 _NO_VALUES = ("_cache_to_disk", "_batch_size", "skip_disk_cache_validity_check", "_is_partial", "warn_fp8_weights")
 _NO_VALUES += ("l_dropout_rate", "g_dropout_rate", "t5_dropout_rate")  # of the training, not of what is cached
 _LATENTS_SEE = ("absolute_path", "bucket_reso", "resized_size", "resize_interpolation", "image")
