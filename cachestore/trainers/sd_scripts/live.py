@@ -12,7 +12,7 @@ from typing import Any
 
 import cachestore as cs
 from cachestore import live
-from cachestore.trainers.sd_scripts.live_read_only import pictures_of, read_latents, read_text
+from cachestore.trainers.sd_scripts.live_read_only import find_latents, find_text, pictures_of
 
 _TESTED = {"library.train_util": ["a9b23be6e6e1"], "library.strategy_base": ["8e2f8a6b4c8b"]}
 adapter = live.Adapter("sd-scripts", tested=_TESTED, reads_exports=True)
@@ -34,7 +34,7 @@ def _cache_latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
     strategy = train_util.LatentsCachingStrategy.get_strategy()
     strategy._cache_to_disk, kind = True, type(strategy).__name__
     if live.current().exported is not None:
-        read_latents(self, strategy)
+        find_latents(self, strategy)
         return
     how = [live.settings(strategy, others=_NO_VALUES), live.fingerprint(model), live.precision(), repr(train_util.IMAGE_TRANSFORMS)]
     pictures = pictures_of(self)
@@ -83,7 +83,7 @@ def _cache_text(_own: Any, self: Any, models: Sequence[Any], accelerator: Any) -
     strategy, tokenize, encoding = (one.get_strategy() for one in kinds)
     strategy._cache_to_disk, kind = True, type(strategy).__name__
     if live.current().exported is not None:
-        read_text(self, strategy)
+        find_text(self, strategy)
         return
     encoders = list({id(model): model for model in models}.values())  # SDXL's second comes twice
     how = [live.settings(one, others=_NO_VALUES) for one in (strategy, tokenize, encoding)]

@@ -16,7 +16,7 @@ def pictures_of(caller: Any) -> list[tuple[str, Any, Any]]:
     return [(name, info, subset) for name, (info, subset) in zip(ids, found, strict=True)]
 
 
-def read_latents(caller: Any, strategy: Any) -> None:
+def find_latents(caller: Any, strategy: Any) -> None:
     """Give each picture the path of its latents. Ends the run with exit code 2 where the data set has none, or others."""
     files: Any = live.current().exported
     for _name, info, subset in pictures_of(caller):
@@ -29,8 +29,8 @@ def read_latents(caller: Any, strategy: Any) -> None:
         live.current().count("latents", reused=1)
 
 
-def read_text(caller: Any, strategy: Any) -> None:
-    """Give each picture the path of its text, as `read_latents` does."""
+def find_text(caller: Any, strategy: Any) -> None:
+    """Give each picture the path of its text, as `find_latents` does."""
     files: Any = live.current().exported
     for _name, info, _subset in pictures_of(caller):
         path = strategy.get_outputs_npz_path(info.absolute_path)
