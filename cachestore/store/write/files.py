@@ -16,7 +16,7 @@ from cachestore.core.keys import KEY_BYTES, Json, Key, canonical, digest_parts
 from cachestore.core.tensors import to_raw
 from cachestore.core.words import did_you_mean
 from cachestore.files.marker import noticing_its_end
-from cachestore.files.paths import as_stored
+from cachestore.files.paths import Layout, as_stored
 from cachestore.store.format.line import LineEntry, list_line, read_entry
 from cachestore.store.read.rows import Rows, read_data_set
 from cachestore.store.read.unfinished import list_data_sets, not_there
@@ -162,15 +162,17 @@ class Files:
 
     def _read(self, path: "str | os.PathLike[str]", read: Callable[[Key], T]) -> T:
         """Read the value at a path as it is now. Raises MissingEntry."""
-        key = self._key(path)
+        key, is_again = self._key(path), False
         while True:
             try:
                 return read(key)
-            except MissingEntry as error:  # unless it was replaced since its name was read, and `gc` has removed it
-                before, key = key, self._key(path)
-                if key == before:
+            except MissingEntry as error:
+                before, key = key, self._key(path)  # it may have been replaced since its name was read, and `gc` has removed it
+                if is_again and key == before:
                     lost = f"the value of the file {_name_of(path)!r} in {self.name!r} of {self._store.layout.root} is lost"
                     raise MissingEntry(f"{lost}: save or remove the file, or put the value back from a copy of the store") from error
+                if is_again := key == before:
+                    self._store.refresh()  # this call may have slept while a collector moved the value and a day passed
 
     def _key(self, path: "str | os.PathLike[str]") -> Key:
         name, there = _name_of(path), self._names()
@@ -204,31 +206,35 @@ class Files:
             self._forget_names()
         layout = self._store.layout
         with self._lock, noticing_its_end(layout):
-            state, self._state = self._state, _state_of(layout.catalog_folder(self.name))
-            if state is not None and state == self._state:
-                return self._keys
-            line = list_line(layout, self.name)
-            if line.highest == self._number:
-                return self._keys
-            entries: list[LineEntry] = []
-            try:
-                entries = [read_entry(layout, self.name, number) for number in line.above(self._number, line.highest)]
-                is_known = self._number >= 0 and all(entry.what in {"changes", "fence"} for entry in entries)
-            except (FormatError, FileNotFoundError):  # covered by a table that is newer than what was seen
-                is_known = False
-            if not is_known:
-                rows = Rows.of(read_data_set(layout, self.name))
-                self._number = rows.generation
-                self._keys = {path: Key(bytes(key)) for path, key in zip(rows.ids, rows.keys(_PART) if rows.parts else (), strict=False)}
-                return self._keys
-            for entry in entries:
-                for path, change in entry.changes.items():
-                    if change.is_removed:
-                        self._keys.pop(path, None)
-                    if cells := change.parts.get(_PART):
-                        self._keys[path] = cells[0]
-            self._number = line.highest
+            state = _state_of(layout.catalog_folder(self.name))
+            if state is None or state != self._state:
+                self._state = None  # unless all is read
+                self._read_changes(layout)
+                self._state = state
             return self._keys
+
+    def _read_changes(self, layout: Layout) -> None:
+        line = list_line(layout, self.name)
+        if line.highest == self._number:
+            return
+        entries: list[LineEntry] = []
+        try:
+            entries = [read_entry(layout, self.name, number) for number in line.above(self._number, line.highest)]
+            is_known = self._number >= 0 and all(entry.what in {"changes", "fence"} for entry in entries)
+        except (FormatError, FileNotFoundError):  # covered by a table that is newer than what was seen
+            is_known = False
+        if not is_known:
+            rows = Rows.of(read_data_set(layout, self.name))
+            self._number = rows.generation
+            self._keys = {path: Key(bytes(key)) for path, key in zip(rows.ids, rows.keys(_PART) if rows.parts else (), strict=False)}
+            return
+        for entry in entries:
+            for path, change in entry.changes.items():
+                if change.is_removed:
+                    self._keys.pop(path, None)
+                if cells := change.parts.get(_PART):
+                    self._keys[path] = cells[0]
+        self._number = line.highest
 
 
 def _state_of(folder: Path) -> tuple[int, int] | None:

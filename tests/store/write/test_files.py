@@ -408,3 +408,34 @@ def test_a_damaged_value_that_is_saved_again_can_be_loaded(store, same_session):
     again.save("cat", {"x": np.ones(2, np.float32)}, {"n": 1})
     for one in (files, again, cs.open(store.layout.root).files("own")):
         assert (one.load("cat")["x"].tolist(), one.metadata("cat")) == ([1, 1], {"n": 1})
+
+
+def test_a_look_that_was_interrupted_leaves_nothing_unread(store, monkeypatch):
+    files, other = store.files("own"), store.files("own")
+    files.save("a", {"x": np.ones(1, np.float32)})
+    folder = store.layout.catalog_folder("own")
+    assert other.exists("a")
+    files.save("b", {"x": np.ones(1, np.float32)})
+    os.utime(folder, ns=(0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr("cachestore.store.write.files.read_entry", refuse_to_write)
+        with pytest.raises(WriteFailed):
+            other.exists("b")
+    assert other.exists("b")
+
+
+def test_a_value_that_was_moved_while_it_was_looked_for_is_read(store, monkeypatch):
+    files = store.files("own")
+    files.save("a", {"x": np.ones(1, np.float32)}, {"n": 1})
+    other = cs.open(store.layout.root)
+    names, refused = other.files("own"), []
+    own = other.describe
+
+    def describe(key):
+        if not refused:
+            refused.append(key)
+            raise MissingEntry("a collector moved it, and a day passed")
+        return own(key)
+
+    monkeypatch.setattr(other, "describe", describe)
+    assert names.metadata("a") == {"n": 1}
