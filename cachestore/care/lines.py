@@ -65,7 +65,7 @@ def covered_entries(layout: Layout, name: str, kept: Sequence[int], *, now: floa
 
 
 def count_below_newest(layout: Layout, name: str) -> int:
-    """How many entries are below the newest table, so that nobody needs them for long."""
+    """How many entries are below the newest table: they will not be needed for long."""
     line = list_line(layout, name)
     return sum(number < max(line.tables, default=0) for number in line.entries)
 

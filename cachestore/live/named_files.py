@@ -51,7 +51,7 @@ class NamedFiles:
         self._pid = 0
         self._is_watching = False
         self._counted: dict[str, str] = {}
-        for name, new in (("path.exists", self._looking), ("path.isfile", self._looking), ("remove", self._removing)):
+        for name, new in (("path.exists", self._finding), ("path.isfile", self._finding), ("remove", self._removing)):
             adapter.change("os", name)(new)
         adapter.change("os", "unlink")(self._removing)
         adapter.change("glob", "glob")(self._listing)
@@ -157,7 +157,7 @@ class NamedFiles:
 
         return safe_open
 
-    def _looking(self, own: Callable[..., Any]) -> Callable[..., Any]:
+    def _finding(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def exists(path: Any) -> bool:
             return self.exists(path) if self.owns(path) else own(path)
 

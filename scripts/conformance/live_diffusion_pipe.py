@@ -67,10 +67,6 @@ def prepare(driver: Any, case: Case, data: Path, asked: argparse.Namespace) -> C
     return batches
 
 
-def check_more(run: Any, folder: Path) -> None:
-    """Nothing more."""
-
-
 __all__ = [
     "CACHE_FILE",
     "CACHE_PATH",
@@ -83,6 +79,5 @@ __all__ = [
     "RESOLUTION",
     "SCANNED",
     "STAND_INS",
-    "check_more",
     "prepare",
 ]

@@ -388,7 +388,7 @@ def main() -> int:
             check_scan(run, module)
         if asked.only in {None, "refusals"}:
             check_refusals(run, module, Path(temporary, "refusals"), 2)
-        if asked.only in {None, "more"}:
+        if asked.only in {None, "more"} and hasattr(module, "check_more"):
             module.check_more(run, Path(temporary, "more"))
     print(f"{len(run.problems)} problems")
     return int(bool(run.problems))

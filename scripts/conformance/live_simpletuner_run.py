@@ -152,7 +152,7 @@ def train(driver: Driver, out: Path) -> None:
 
 
 def _text_rank(driver: Driver, rank_of: tuple[int, int], prompts: list[str], answers: Path, wait: Any) -> None:
-    """One rank of a launch makes its part, then reads all, as training begins to. `wait` is the barrier, where nobody is killed."""
+    """One rank of a launch makes its part, then reads all, as training begins to. `wait` is the barrier, where no rank is killed."""
     rank, ranks = rank_of
     found: dict[str, str] = {}
     with driver.running(ranks, rank) as (_metadata, _vae_cache, text_cache, _images):

@@ -1,8 +1,8 @@
 """Claims on single keys: files in `tmp/` in which a worker says that it makes a value. They only save double work.
 
 A claim is created under its name in one call, so one of several processes gets it. Its worker's heartbeat and lock say whether it lives,
-as with the claims of a pass. The claim of a dead worker stays where it is, and the next one gets the next number; who releases a claim
-removes those below it. Whoever has got a claim looks into the store again: the one before may have published the value meanwhile.
+as with the claims of a pass. The claim of a dead worker stays where it is, and the next worker gets the next number. A worker that releases
+a claim removes those below it. One that got a claim looks into the store again: the worker before may have published the value meanwhile.
 """
 
 from collections.abc import Iterable

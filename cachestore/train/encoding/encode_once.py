@@ -47,8 +47,8 @@ class EncodeOnce:
     ranks or not, may come and go, and may ask for the same keys or for others. If a process is killed, those that wait for its values make
     them. One that gives no sign of life for 3 minutes counts as dead; if it was only slow, a value is made twice, which is harmless.
 
-    With `publish_as` the values become rows of a data set, as with `fill`; a row whose item comes with another key gets that. Rows that
-    nobody asks for stay.
+    With `publish_as` the values become rows of a data set, as with `fill`; a row whose item comes with another key gets that. Other
+    rows stay.
 
     Threads may share it; one of them encodes at a time. A forked child reads, but does not encode. Constructing it starts nothing.
     """
@@ -168,7 +168,7 @@ class EncodeOnce:
     def _make(
         self, missing: list[Key], items: Mapping[Key, Any], encode: Encode, limit: int, group_by: Callable[[Any], Hashable] | None
     ) -> int:
-        """Make all that is missing or wait for it: rounds, in each of which every key that nobody makes is claimed once."""
+        """Make all that is missing or wait for it: in each round it claims every key that no other process makes."""
         claims, made, pause, since = self._begin(), 0, _SHORTEST_PAUSE, self._clock()
         while missing:
             made_now = 0
@@ -252,7 +252,7 @@ class EncodeOnce:
         finally:
             claims.release(keys)
             if self._heartbeat is not None:
-                with suppress(CacheStoreError):  # a full disk is told by the flush
+                with suppress(CacheStoreError):  # the flush says that a disk is full
                     self._heartbeat.rise(phase=_RESTING)
 
     def _set_rows(self, items: Mapping[Key, Any]) -> None:

@@ -1,7 +1,7 @@
 """kohya's sd-scripts, so kohya_ss and FluxGym: latents and text in the store, which its own strategies make, save and read.
 
 A strategy saves by `np.savez` and reads by `np.load`, which mean the store where they get the name of a value: nothing here knows the
-tensors of a family. Keys are of content. A strategy that is told to cache in memory alone caches in the store too.
+tensors of a family. Keys are of content. With `--cache_latents` alone, too, values go to the store.
 """
 # pyright: basic, reportMissingImports=false
 

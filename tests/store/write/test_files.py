@@ -277,7 +277,7 @@ def test_a_change_that_the_disk_refused_is_not_made_by_a_later_one(store, monkey
 
 
 def test_threads_share_files(store):
-    """Each saves, looks at and removes its own; nobody is refused for what another one does."""
+    """Each saves, looks at and removes its own; none is refused for what another one does."""
     files = store.files("own")
 
     def work(thread):
