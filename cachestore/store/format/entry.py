@@ -110,7 +110,9 @@ def make_entry(key: Key, tensors: Mapping[str, RawTensor], meta: Mapping[str, Js
 
 def text_of(meta: Mapping[str, Json]) -> str:
     """An entry's JSON value as it is written. Raises BadInput for what is not JSON, and for what readers could not parse."""
-    text = canonical_text(dict(meta)) if meta else EMPTY
+    if not meta:
+        return EMPTY
+    text = canonical_text(dict(meta))
     if text.count("[") + text.count("{") > _NESTED:
         try:
             json.loads(f"{'[' * _NESTED}{text}{']' * _NESTED}")

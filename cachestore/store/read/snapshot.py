@@ -37,27 +37,21 @@ class Snapshot:
     """Digests of all segments that exist; for planning without those marked for deletion."""
     for_planning: bool = False
     """Whether it shows only reliable segments: not marked for deletion, and of the published size."""
-    _tail: Mapping[Key, Sequence[Location]] | None = field(default=None, init=False, repr=False, compare=False)
+    _tail: Mapping[Key, tuple[Location, ...]] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
-    def tail(self) -> Mapping[Key, Sequence[Location]]:
+    def tail(self) -> Mapping[Key, tuple[Location, ...]]:
         """Entry locations in segments that the index does not cover. Made lazily: writers never need it."""
         if self._tail is None:
-            self._tail = tail = dict[Key, list[Location]]()
-            for digest, contents in self.uncovered.items():
-                for key, location in _locations(digest, contents):
-                    tail.setdefault(key, []).append(location)
+            self._tail = _laid({}, self.uncovered)
         return self._tail
 
     def with_segments(self, published: Mapping[str, SegmentContents]) -> "Snapshot":
         """Return this snapshot with segments that were published since. Nothing is listed, and it uses the same index."""
         fresh = {digest: contents for digest, contents in published.items() if digest not in self.listed}
         newer = replace(self, uncovered={**self.uncovered, **fresh}, listed=self.listed | fresh.keys())
-        tail = {key: [*locations] for key, locations in self.tail.items()}
-        for digest, contents in fresh.items():
-            for key, location in _locations(digest, contents):
-                tail.setdefault(key, []).append(location)
-        newer._tail = tail  # noqa: SLF001 - its own class
+        if self._tail is not None:
+            newer._tail = _laid({**self._tail}, fresh)  # noqa: SLF001 - its own class
         return newer
 
     def find(self, keys: Sequence[Key]) -> list[list[Location]]:
@@ -126,10 +120,14 @@ class Snapshot:
             self.index.close()
 
 
-def _locations(digest: str, contents: SegmentContents) -> Iterator[tuple[Key, Location]]:
-    ref = ref_of(digest, contents)
-    for entry in contents.entries:
-        yield entry.key, Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum)
+def _laid(tail: dict[Key, tuple[Location, ...]], segments: Mapping[str, SegmentContents]) -> dict[Key, tuple[Location, ...]]:
+    """Add the entry locations of segments to a tail, and return it."""
+    for digest, contents in segments.items():
+        ref = ref_of(digest, contents)
+        for entry in contents.entries:
+            location = Location(ref, entry.ordinal, entry.offset, entry.specs, entry.checksum)
+            tail[entry.key] = (*tail.get(entry.key, ()), location)
+    return tail
 
 
 def ref_of(digest: str, contents: SegmentContents) -> SegmentRef:
