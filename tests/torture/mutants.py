@@ -177,9 +177,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "        if publish(layout, path, chunks, read_only=True):\n",
         *_PUBLISH,
     ),
-    "value that went meanwhile": Mutant(
-        "store/write/files.py", "            except BadInput:", "            except ZeroDivisionError:", "files", 60
-    ),
     "link refusal": Mutant("files/opening.py", '= READ_FLAGS | getattr(os, "O_NOFOLLOW", 0)\n', "= READ_FLAGS\n", *_EXCHANGE),
 }
 

@@ -41,7 +41,7 @@ BASE: Final = tuple(jobs.own(n) for n in range(3))
 """Keys that a writer put: they stay whatever happens."""
 OWN: Final = tuple(jobs.own(n) for n in range(10, 16))
 """Keys that sessions put, over and over."""
-FIRST_FLUSH: Final = range(76, 120)
+FIRST_FLUSH: Final = range(64, 92)
 """After one of so many calls, about, the first flush of a process has looked at the marks and has linked nothing yet, or is near it."""
 CALLS: Final = {"writer": 700, "tidying": 900, "reader": 400}
 """About so many calls each process makes."""
