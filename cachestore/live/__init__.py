@@ -19,22 +19,12 @@ if TYPE_CHECKING:
     from cachestore.live.facts import settings as settings
     from cachestore.live.named_files import NamedFiles as NamedFiles
     from cachestore.live.names import ValueName as ValueName
-    from cachestore.live.npz import drop as drop
-    from cachestore.live.npz import is_held as is_held
-    from cachestore.live.npz import numpy_for_names as numpy_for_names
-    from cachestore.live.npz import os_for_names as os_for_names
-    from cachestore.live.npz import take as take
-    from cachestore.live.npz import test_first as test_first
-    from cachestore.live.npz import test_made_up as test_made_up
+    from cachestore.live.npz import NpzFiles as NpzFiles
     from cachestore.live.packing import key_of as key_of
     from cachestore.live.packing import pack as pack
     from cachestore.live.packing import unpack as unpack
-    from cachestore.live.read_only import ReadOnlyFiles as ReadOnlyFiles
     from cachestore.live.run import current as current
-    from cachestore.live.self_test import called_once as called_once
-    from cachestore.live.self_test import check_among as check_among
     from cachestore.live.self_test import check_same as check_same
-    from cachestore.live.self_test import round_trip as round_trip
     from cachestore.live.shared_count import SharedCount as SharedCount
     from cachestore.live.tested import SelfTest as SelfTest
     from cachestore.live.watching import watched as watched
@@ -46,11 +36,10 @@ _NAMES = {
     "facts": "KeyFields digests fingerprint ids_of precision settings",
     "named_files": "NamedFiles",
     "names": "ValueName",
-    "npz": "drop is_held numpy_for_names os_for_names take test_first test_made_up",
+    "npz": "NpzFiles",
     "packing": "key_of pack unpack",
-    "read_only": "ReadOnlyFiles",
     "run": "current",
-    "self_test": "called_once check_among check_same round_trip",
+    "self_test": "check_same",
     "shared_count": "SharedCount",
     "tested": "SelfTest",
     "watching": "watched",

@@ -5,18 +5,19 @@ import pytest
 
 import cachestore as cs
 from cachestore import live
-from cachestore.live import arming, npz
+from cachestore.live import arming
 from cachestore.live import run as runs
 from cachestore.live.adapter import Refused
 
-NUMPY = live.numpy_for_names(np)
+FILES = live.NpzFiles()
+NUMPY = FILES.numpy(np)
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setattr(arming, "_armed", [(arming.Setting("a", str(tmp_path / "store"), "toy/one"), live.Adapter("toy"))])
     monkeypatch.setattr(runs, "_runs", [])
-    monkeypatch.setattr(npz, "_held", {})
+    FILES.drop()
     return live.current().store
 
 
@@ -27,10 +28,10 @@ def name_of(text):
 def test_what_was_saved_is_held_until_it_is_taken_into_the_store(store):
     name = name_of("a")
     NUMPY.savez(name, rows=np.arange(3), flag=True)
-    assert live.is_held(name)
+    assert FILES.is_held(name)
     assert NUMPY.load(name)["rows"].tolist() == [0, 1, 2]
-    taken = live.take("Strategy", [name], lambda name: [NUMPY.load(name)["rows"]])
-    assert not live.is_held(name)
+    taken = FILES.take("Strategy", [name], lambda name: [NUMPY.load(name)["rows"]])
+    assert not FILES.is_held(name)
     store.put(name.key, taken[name.key])
     with NUMPY.load(name) as its:
         assert ("flag" in its, "lacking" in its, sorted(its.files), bool(its["flag"])) == (True, False, ["flag", "rows"], True)
@@ -47,24 +48,24 @@ def test_paths_are_files_as_ever(tmp_path):
     NUMPY.savez(tmp_path / "a.npz", np.arange(2), b=np.ones(1))
     NUMPY.savez_compressed(str(tmp_path / "b.npz"), b=np.ones(1))
     assert sorted(NUMPY.load(tmp_path / "a.npz", allow_pickle=False).files) == ["arr_0", "b"]
-    assert (NUMPY.float32, live.numpy_for_names(NUMPY)) == (np.float32, NUMPY)
+    assert (NUMPY.float32, FILES.numpy(NUMPY)) == (np.float32, NUMPY)
 
 
 def test_a_value_that_was_not_saved_ends_the_run(store):
     with pytest.raises(Refused):
-        live.take("Strategy", [name_of("a")], list)
+        FILES.take("Strategy", [name_of("a")], list)
 
 
 def test_a_reader_that_returns_something_else_ends_the_run_before_it_is_taken(store):
     name = name_of("a")
     NUMPY.savez(name, rows=np.arange(6).reshape(2, 3))
     with pytest.raises(Refused):
-        live.take("Strategy", [name], lambda name: [NUMPY.load(name)["rows"].T])
+        FILES.take("Strategy", [name], lambda name: [NUMPY.load(name)["rows"].T])
 
 
 def test_made_up_values_learn_how_a_reader_calls_them():
     given = [np.arange(6.0).reshape(2, 3)]
-    live.test_made_up(
+    FILES.test_writer(
         "Strategy",
         "latents",
         given,
@@ -82,7 +83,7 @@ READERS = {
 @pytest.mark.parametrize("how", READERS)
 def test_made_up_values_that_do_not_come_back_end_the_run(how):
     with pytest.raises(Refused):
-        live.test_made_up("Strategy", "latents", [np.ones(2)], lambda name, _suffix: NUMPY.savez(name, latents=np.ones(2)), READERS[how])
+        FILES.test_writer("Strategy", "latents", [np.ones(2)], lambda name, _suffix: NUMPY.savez(name, latents=np.ones(2)), READERS[how])
 
 
 def test_the_first_value_that_lacks_is_compared_and_held(store):
@@ -90,17 +91,17 @@ def test_the_first_value_that_lacks_is_compared_and_held(store):
     store.put(names[0].key, {"rows": np.zeros(1)})
     items = [(name, number) for number, name in enumerate(names)]
     made = {1: np.arange(2)}
-    live.test_first(
+    FILES.test_encoder(
         "Strategy", items, made.get, lambda item: NUMPY.savez(names[item], rows=made[item]), lambda name: NUMPY.load(name)["rows"]
     )
-    assert live.is_held(names[1])
-    live.drop()
-    assert not live.is_held(names[1])
+    assert FILES.is_held(names[1])
+    FILES.drop()
+    assert not FILES.is_held(names[1])
 
 
 def test_if_nothing_lacks_the_first_value_is_read(store):
     name = name_of("a")
     store.put(name.key, {"rows": np.arange(6).reshape(2, 3)})
-    live.test_first("Strategy", [(name, 0)], pytest.fail, pytest.fail, lambda name: [NUMPY.load(name)["rows"]])
+    FILES.test_encoder("Strategy", [(name, 0)], pytest.fail, pytest.fail, lambda name: [NUMPY.load(name)["rows"]])
     with pytest.raises(Refused):
-        live.test_first("Strategy", [(name, 0)], pytest.fail, pytest.fail, lambda name: [NUMPY.load(name)["rows"].T])
+        FILES.test_encoder("Strategy", [(name, 0)], pytest.fail, pytest.fail, lambda name: [NUMPY.load(name)["rows"].T])

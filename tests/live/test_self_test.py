@@ -8,13 +8,14 @@ import torch
 
 from cachestore import live
 from cachestore.live.adapter import Refused
+from cachestore.live.self_test import called_once, check_among, round_trip
 
 pytestmark = pytest.mark.torch
 VALUE = {"rows": np.arange(6.0).reshape(2, 3), "mask": np.array([True, False]), "flag": np.array(True), "ids": np.arange(3)}
 
 
 def test_a_store_returns_arrays_of_each_kind_as_they_are():
-    live.check_same("a store", VALUE, live.round_trip(VALUE))
+    live.check_same("a store", VALUE, round_trip(VALUE))
 
 
 SAME = [
@@ -55,13 +56,13 @@ def test_a_difference_ends_the_run_and_is_named(written, read, word, capsys):
 
 @pytest.mark.parametrize("read", [[VALUE["ids"], VALUE["rows"]], [None, True], [], [[0, 1, 2]]])
 def test_parts_that_were_written_pass(read):
-    live.check_among("it", VALUE, read)
+    check_among("it", VALUE, read)
 
 
 @pytest.mark.parametrize("read", [[VALUE["rows"].T], [VALUE["rows"], np.zeros(3)], [VALUE["ids"].astype(np.int32)]])
 def test_a_part_that_was_not_written_ends_the_run(read):
     with pytest.raises(Refused):
-        live.check_among("it", VALUE, read)
+        check_among("it", VALUE, read)
 
 
 def test_a_method_is_called_once_within_the_block_and_as_ever_after_it():
@@ -74,10 +75,10 @@ def test_a_method_is_called_once_within_the_block_and_as_ever_after_it():
             return self.calls
 
     thing = Thing()
-    with live.called_once(thing, "make"):
+    with called_once(thing, "make"):
         assert [thing.make(), thing.make()] == [1, 1]
     assert (thing.make(), vars(thing)) == (2, {"calls": 2})
     own = SimpleNamespace(make=lambda: 7)
-    with live.called_once(own, "make"):
+    with called_once(own, "make"):
         own.make()
     assert own.make() == 7

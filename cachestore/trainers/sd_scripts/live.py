@@ -21,9 +21,10 @@ _NO_VALUES += ("l_dropout_rate", "g_dropout_rate", "t5_dropout_rate")  # of the 
 _LATENTS_SEE = ("absolute_path", "bucket_reso", "resized_size", "resize_interpolation", "image")
 _TEXT_SEES = ("caption", "caption_dropout_rate")
 
-adapter.change("library.strategy_base", "np")(live.numpy_for_names)
-adapter.change("library.strategy_*", "np", optional=True)(live.numpy_for_names)
-adapter.change("library.strategy_*", "os", optional=True)(live.os_for_names)
+files = live.NpzFiles()
+adapter.change("library.strategy_base", "np")(files.numpy)
+adapter.change("library.strategy_*", "np", optional=True)(files.numpy)
+adapter.change("library.strategy_*", "os", optional=True)(files.os)
 
 
 @adapter.replace("library.train_util", "DatasetGroup.new_cache_latents")
@@ -59,7 +60,7 @@ def _cache_latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
         strategy.cache_batch_latents(model, infos, *infos[0].flags)
         for info in infos:
             info.image = None
-        return live.take(kind, [info.latents_npz for info in infos], read_from(infos[0].bucket_reso))
+        return files.take(kind, [info.latents_npz for info in infos], read_from(infos[0].bucket_reso))
 
     if wanted:
         import torch
@@ -67,7 +68,7 @@ def _cache_latents(_own: Any, self: Any, model: Any, accelerator: Any) -> None:
         latents = torch.arange(24.0).reshape(2, 3, 4)
         given = (latents, [7, 5], [0, 1, 2, 3], -latents, latents[0] / 2)
         write = lambda name, suffix: strategy.save_latents_to_disk(name, *given, suffix)  # noqa: E731
-        live.test_made_up(kind, "latents", given, write, read_from(wanted[0][1].bucket_reso))
+        files.test_writer(kind, "latents", given, write, read_from(wanted[0][1].bucket_reso))
     live.current().fill(
         "latents", wanted, encode, batch_size=strategy.batch_size, group_by=lambda info: (tuple(info.bucket_reso), info.flags)
     )
@@ -101,16 +102,16 @@ def _cache_text(_own: Any, self: Any, models: Sequence[Any], accelerator: Any) -
         return vars(infos[0]).pop("text_encoder_outputs", None)
 
     def encode(batch: Sequence[Any]) -> Any:
-        if todo := [info for _key, info in batch if not live.is_held(info.text_encoder_outputs_npz)]:
+        if todo := [info for _key, info in batch if not files.is_held(info.text_encoder_outputs_npz)]:
             save(*todo)
-        return live.take(kind, [info.text_encoder_outputs_npz for _key, info in batch], strategy.load_outputs_npz)
+        return files.take(kind, [info.text_encoder_outputs_npz for _key, info in batch], strategy.load_outputs_npz)
 
     if wanted:
         named = [(info.text_encoder_outputs_npz, info) for _key, info in wanted]
-        with live.called_once(encoding, "encode_tokens", "encode_tokens_with_weights"):
-            live.test_first(kind, named, lambda info: save(info, to_disk=False), save, strategy.load_outputs_npz)
+        once = encoding, ("encode_tokens", "encode_tokens_with_weights")
+        files.test_encoder(kind, named, lambda info: save(info, to_disk=False), save, strategy.load_outputs_npz, once=once)
     live.current().fill("text", wanted, encode, batch_size=strategy.batch_size or getattr(self, "datasets", [self])[0].batch_size)
-    live.drop()  # the first value, if another rank made it
+    files.drop()  # the first value, if another rank made it
     _wait(self, accelerator)
 
 

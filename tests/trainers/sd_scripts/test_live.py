@@ -18,7 +18,7 @@ from cachestore import live
 from cachestore.live import arming
 from cachestore.live import run as runs
 from cachestore.live.adapter import Refused
-from cachestore.trainers.sd_scripts.live import adapter
+from cachestore.trainers.sd_scripts.live import adapter, files
 
 pytestmark = pytest.mark.torch
 NAME = "sd-scripts/test"
@@ -86,7 +86,7 @@ def trainer(tmp_path, monkeypatch):
         adapter.plug_into(importlib.import_module(f"library.{module}"))
     (tmp_path / "pictures").mkdir()
     yield Trainer(tmp_path / "pictures")
-    live.drop()
+    files.drop()
     for module in [name for name in sys.modules if name.partition(".")[0] == "library"]:
         del sys.modules[module]
 
