@@ -170,7 +170,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "    if catalog.generation not in list_line(layout, catalog.name).tables:\n",
         *_PUBLISH,
     ),
-    "fence before removals": Mutant("care/lines.py", "    if with_fence:\n", "    if with_fence and not name:\n", *_PUBLISH),
+    "fence before removals": Mutant("care/lines.py", "    if with_fence:\n", "    if with_fence and not name:\n", "publish", 250),
     "listing after a link": Mutant(
         "store/write/link.py",
         "        if publish(layout, path, chunks, read_only=True) and is_in_line(layout, name, number, entry.mark):\n",
