@@ -1,26 +1,32 @@
 """Which entries are needed, and which of those are lost: by catalogs, by the lists of `repair`, by an index that shows missing segments."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from cachestore.core.errors import FormatError
-from cachestore.core.keys import Key
+from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, damaged, parse_lost
 from cachestore.files.records import read_record
+from cachestore.store.format.arrays import rows
 from cachestore.store.format.catalog import Catalog, Made, list_names
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import marked_segments
+from cachestore.store.read.held import as_text
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot
 
 LOST_FORMAT: Final = "cachestore-lost"
 LOST_VERSION: Final = 1
 
+Keys = np.ndarray[Any, np.dtype[np.uint8]]
+"""Keys as uint8 of shape [n, 16]."""
 NamedSample = tuple[str, str]
 """The name of a data set, and the id of one of its samples."""
 
@@ -33,6 +39,14 @@ def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
                 if key is not None:
                     yield key, catalog.ids[row]
     yield from ((key, named_prompt(text)) for key, text in catalog.prompt_keys())
+
+
+def keys_needed_by(catalogs: Sequence[Catalog]) -> Keys:
+    """The keys that catalogs name, each once, in their order: uint8 of shape [n, 16]."""
+    prompts = b"".join(key for catalog in catalogs for key, _text in catalog.prompt_keys())
+    named = (rows(column.keys, KEY_BYTES) for catalog in catalogs for column in catalog.columns)
+    keys = np.concatenate([np.frombuffer(prompts, np.uint8).reshape(-1, KEY_BYTES), *named])
+    return np.unique(as_text(keys[keys.any(axis=1)])).view(np.uint8).reshape(-1, KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

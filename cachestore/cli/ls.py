@@ -1,18 +1,27 @@
 """`cachestore ls`: list the entries of a store, or the samples of its data sets; of one in an object store, its data sets."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.cli import add_store, tell, tensors_of
+from cachestore.cli import add_store, tell
 from cachestore.cli.data_sets import add_name, all_unreadable, catalogs_of
 from cachestore.core.errors import BadInput
 from cachestore.core.words import human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from cachestore.core.keys import Key
     from cachestore.store.format.catalog import Catalog
+    from cachestore.store.format.locations import Location
     from cachestore.store.read.reader import Reader
 
 HELP = "list the entries of a store, or with --samples the samples of its data sets; for an address (s3://…), list its data sets"
+
+_AT_ONCE: Final = 4096
+"""How many keys are looked up at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the entries, sorted by key; with `--samples` the samples, in the order of their data set."""
-    from cachestore.care.losses import needed_by
     from cachestore.store.read.opener import is_address
     from cachestore.store.read.reader import Reader
     from cachestore.store.read.unfinished import list_unfinished
@@ -40,24 +48,42 @@ def run(arguments: argparse.Namespace) -> int:
     with Reader(arguments.store) as reader:
         catalogs = catalogs_of(reader.layout, arguments.name) if arguments.samples or arguments.name is not None else []
         unfinished = list_unfinished(reader.layout) if arguments.name is None else []
+        about = {"unfinished": [one.as_json() for one in unfinished]}
+        last = [one.in_words(reader.layout) for one in unfinished]
         if arguments.samples:
-            samples = [sample for catalog in catalogs for sample in _samples(reader, catalog)]
+            samples = chain.from_iterable(_samples(reader, catalog) for catalog in catalogs)
             prompts = [prompt for catalog in catalogs for prompt in _prompts(reader, catalog)]
-            lines = list(map(_sample_in_a_line, samples))
-            for one in prompts:
-                negative = f"  negative: {one['negative_prompt']}" if one["negative_prompt"] else ""
-                lines += [f"{one['name']}  (prompt)  -  {_state(one)}  {one['prompt']}{negative}"]
+            if arguments.json:
+                return tell(arguments, {"samples": [*samples], "prompts": prompts, **about}, ())
             unreadable = all_unreadable(reader.layout, catalogs, arguments.name)
-            lines += [*unreadable, *(one.in_words(reader.layout) for one in unfinished)]
-            found = {"samples": samples, "prompts": prompts, "unfinished": [one.as_json() for one in unfinished]}
-            return tell(arguments, found, lines)
-        needed = {key for catalog in catalogs for key, _sample in needed_by(catalog)}
-        keys = sorted(reader.keys() if arguments.name is None else (key for key in needed if key in reader))
+            return tell(arguments, None, chain(map(_sample_in_a_line, samples), map(_prompt_in_a_line, prompts), unreadable, last))
         if arguments.keys and not arguments.json:
+            keys = reader.keys() if arguments.name is None else (key for key, _location in _entries(reader, catalogs))
             return tell(arguments, None, map(str, keys))
-        entries = [reader.describe(key).as_json() for key in keys]
-        found = {"entries": entries, "unfinished": [one.as_json() for one in unfinished]}
-        return tell(arguments, found, [*map(_in_a_line, entries), *(one.in_words(reader.layout) for one in unfinished)])
+        entries = _entries(reader, catalogs if arguments.name is not None else None)
+        if arguments.json:
+            return tell(arguments, {"entries": _described(reader, entries), **about}, ())
+        return tell(arguments, None, chain((_in_a_line(key, location) for key, location in entries), last))
+
+
+def _entries(reader: "Reader", catalogs: "list[Catalog] | None") -> "Iterator[tuple[Key, Location]]":
+    """Yield each entry of the store, or each that these data sets need and that is there, with its first location, sorted by key."""
+    from cachestore.care.losses import keys_needed_by
+    from cachestore.core.keys import Key
+
+    if catalogs is None:
+        yield from ((key, locations[0]) for key, locations in reader.snapshot.items())
+        return
+    needed = keys_needed_by(catalogs)
+    for start in range(0, len(needed), _AT_ONCE):
+        keys = [Key(raw.tobytes()) for raw in needed[start : start + _AT_ONCE]]
+        yield from ((key, locations[0]) for key, locations in zip(keys, reader.snapshot.find(keys), strict=True) if locations)
+
+
+def _described(reader: "Reader", entries: "Iterable[tuple[Key, Location]]") -> list[dict[str, Any]]:
+    """Describe entries, sorted by key. Headers are read in the order of segments, each once."""
+    in_order = sorted(entries, key=lambda entry: (entry[1].segment.digest, entry[1].ordinal))
+    return sorted((reader.describe(key).as_json() for key, _location in in_order), key=itemgetter("key"))
 
 
 def _list_address(arguments: argparse.Namespace) -> int:
@@ -72,15 +98,14 @@ def _list_address(arguments: argparse.Namespace) -> int:
     return tell(arguments, found.as_json(), [*lines, f"{found.segments} segments, {human_bytes(found.bytes)}"])
 
 
-def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
+def _samples(reader: "Reader", catalog: "Catalog") -> "Iterator[dict[str, Any]]":
     from cachestore.core.samples import CAPTION, IMAGE, VIDEO
     from cachestore.jobs.plan.columns import own_inputs
-    from cachestore.jobs.run.presence import ready_rows
+    from cachestore.store.read.held import ready_rows
     from cachestore.train.facts import cut_of
 
     ready = ready_rows(catalog, reader.snapshot)
     pictures = [column for column in catalog.columns if column.role in {IMAGE, VIDEO} and "bucket" in column.facts]
-    found: list[dict[str, Any]] = []
     for row, sample in enumerate(catalog.ids):
         firsts = [column.cell(column.at[row]) for column in pictures if column.count(row)]
         buckets = ["x".join(map(str, bucket)) for cell in firsts if (bucket := cell.facts.get("bucket"))]
@@ -93,8 +118,7 @@ def _samples(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
             parts = zip(catalog.column_names(), catalog.columns, strict=True)
             about |= {"made": catalog.made, "parts": {part: count for part, column in parts if (count := column.count(row))}}
             about |= {"columns": {name: values[row] for name, values in catalog.values.items()}}
-        found.append(about | {"ready": bool(ready[row])})
-    return found
+        yield about | {"ready": bool(ready[row])}
 
 
 def _prompts(reader: "Reader", catalog: "Catalog") -> list[dict[str, Any]]:
@@ -121,5 +145,11 @@ def _sample_in_a_line(sample: dict[str, Any]) -> str:
     return f"{sample['name']}  {sample['id']}  {','.join(sample['buckets']) or '-'}{fits}  {_state(sample)}  {caption}{own}"
 
 
-def _in_a_line(entry: dict[str, Any]) -> str:
-    return f"{entry['key']}  {human_bytes(entry['bytes']):>10}  {', '.join(tensors_of(entry))}"
+def _prompt_in_a_line(one: dict[str, Any]) -> str:
+    negative = f"  negative: {one['negative_prompt']}" if one["negative_prompt"] else ""
+    return f"{one['name']}  (prompt)  -  {_state(one)}  {one['prompt']}{negative}"
+
+
+def _in_a_line(key: "Key", location: "Location") -> str:
+    tensors = ", ".join(f"{spec.name} {spec.dtype} {list(spec.shape)}" for spec in location.specs)
+    return f"{key}  {human_bytes(location.size_bytes):>10}  {tensors}"

@@ -126,8 +126,8 @@ def _tell_one(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[C
 
 
 def _tell_all(arguments: argparse.Namespace, reader: "Reader", catalogs: "list[Catalog]") -> int:
-    from cachestore.jobs.run.presence import ready_rows
     from cachestore.sources.unused import unused_in_words
+    from cachestore.store.read.held import ready_rows
 
     lacking: list[dict[str, Any]] = []
     lines: list[str] = []

@@ -15,6 +15,7 @@ from cachestore.cli import COMMANDS, DAMAGE, ERROR, FAILURES, HIDDEN, NO_STORE, 
 from cachestore.core import errors
 from cachestore.files.paths import Layout
 from cachestore.jobs.start import launching
+from cachestore.store.read import reader as reading
 from cachestore.store.read.snapshot import list_segments
 from tests import fakes
 from tests.shares import share
@@ -502,6 +503,16 @@ def test_ls_prints_the_contracts_fields_in_the_order_of_keys(run, run_json, stor
     assert {"input_digest", "encoder"} <= set(listed["entries"][0]["meta"])
     assert (store / listed["entries"][0]["segment"]).is_file()
     assert run("ls", store, "--keys")[1].split() == keys
+
+
+def test_ls_reads_no_header_for_lines_and_each_once_for_json(run, run_json, store, monkeypatch):
+    read, asked = reading.read_contents, []
+    monkeypatch.setattr(reading, "read_contents", lambda path: asked.append(path) or read(path))
+    lines = run("ls", store)[1].splitlines()
+    assert asked == []
+    entries = run_json("ls", store)[1]["entries"]
+    assert [line.split()[0] for line in lines] == [entry["key"] for entry in entries]
+    assert sorted(path.name for path in asked) == sorted({entry["segment"].rpartition("/")[2] for entry in entries})
 
 
 def test_stats_prints_the_contracts_fields(run_json, store):

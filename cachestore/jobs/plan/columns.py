@@ -1,4 +1,4 @@
-"""Plans and catalogs as numpy arrays, without a copy, and whether they list the same samples."""
+"""What plans and catalogs say of their rows, with numpy, and whether they list the same samples."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,22 +8,11 @@ import numpy as np
 from cachestore.core.inputs import CROP, FRAMED, OWN_CAPTION, SIZE, framing_of, own_captions
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json
 from cachestore.core.samples import CAPTION, MASK, VIDEO, role_of
-from cachestore.files.table import Digests, offsets_of, run_of
-from cachestore.jobs.share.outcomes import Bytes, Cells, Mask, Numbers
+from cachestore.files.table import Digests, offsets_of
+from cachestore.jobs.share.outcomes import Cells
 from cachestore.jobs.share.plan import Plan, PlanColumn
+from cachestore.store.format.arrays import Bytes, Mask, Numbers, numbers, rows
 from cachestore.store.format.catalog import FACTS, Catalog, KeyColumn
-
-
-def rows(values: Sequence[bytes], width: int) -> Bytes:
-    """Return digests as rows of uint8, without a copy if they are in one buffer."""
-    return np.frombuffer(run_of(values), np.uint8).reshape(-1, width)
-
-
-def numbers(values: Sequence[int]) -> Numbers:
-    """Return numbers as an int64 array, without a copy if they are in one buffer."""
-    if isinstance(values, range):
-        return np.arange(values.start, values.stop, dtype=np.int64)
-    return np.frombuffer(values, np.int64) if isinstance(values, memoryview) else np.array(values, np.int64)
 
 
 def inputs(rows: Plan | Catalog, role: str) -> tuple[Sequence[int], Sequence[str]]:

@@ -17,10 +17,11 @@ from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION
 from cachestore.core.spelling import option
 from cachestore.core.words import first_of, noun, plural
-from cachestore.jobs.plan.columns import has_same_rows, has_same_texts, inputs, numbers, own_inputs
+from cachestore.jobs.plan.columns import has_same_rows, has_same_texts, inputs, own_inputs
 from cachestore.jobs.plan.other_settings import OtherSetting, refusal
 from cachestore.jobs.plan.recorded_paths import source_paths
 from cachestore.jobs.share.plan import Plan
+from cachestore.store.format.arrays import numbers
 from cachestore.store.format.catalog import Catalog, KeyColumn
 
 Compare = Callable[[Plan, Catalog | None], tuple[str, ...]]

@@ -10,12 +10,13 @@ from cachestore.core.inputs import CAPTIONS, NO_STAT, Stat, cells_each, companio
 from cachestore.core.keys import Json
 from cachestore.core.samples import CAPTION, IMAGE, MASK
 from cachestore.core.words import plural
-from cachestore.jobs.plan.columns import cells_of, images_in, inputs, key_column, lists_the_same, mask_rows, numbers
+from cachestore.jobs.plan.columns import cells_of, images_in, inputs, key_column, lists_the_same, mask_rows
 from cachestore.jobs.plan.recorded_paths import gone_paths
 from cachestore.jobs.run.presence import Presence
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.outcomes import Outcomes
 from cachestore.jobs.share.plan import Plan
+from cachestore.store.format.arrays import numbers
 from cachestore.store.format.catalog import Catalog, KeyColumn, made_by
 from cachestore.store.format.line import list_line
 from cachestore.store.write.catalog_writer import draft_of, publish_draft

@@ -11,10 +11,11 @@ from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.core.samples import CAPTION, IMAGE, MASK, NOTHING, SOME, VIDEO
 from cachestore.core.words import first_of, named_prompt, plural
 from cachestore.files.table import Digests
-from cachestore.jobs.plan.columns import images_in, numbers
+from cachestore.jobs.plan.columns import images_in
 from cachestore.jobs.run.presence import Presence
-from cachestore.jobs.share.outcomes import MADE, Mask, Outcomes
+from cachestore.jobs.share.outcomes import MADE, Outcomes
 from cachestore.jobs.share.plan import Plan
+from cachestore.store.format.arrays import Mask, numbers
 from cachestore.store.read.held import as_text
 from cachestore.store.read.snapshot import Snapshot
 

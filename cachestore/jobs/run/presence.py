@@ -17,21 +17,12 @@ from cachestore.core.inputs import (
     references_of,
 )
 from cachestore.core.keys import KEY_BYTES, Json, Key, digest_opened
-from cachestore.jobs.plan.columns import (
-    cells_of,
-    has_own_inputs,
-    has_same_rows,
-    has_same_texts,
-    images_in,
-    inputs,
-    numbers,
-    own_inputs,
-    rows,
-)
+from cachestore.jobs.plan.columns import cells_of, has_own_inputs, has_same_rows, has_same_texts, images_in, inputs, own_inputs
 from cachestore.jobs.run.task import FileReader
-from cachestore.jobs.share.outcomes import FOUND, Mask, Numbers, Outcomes
+from cachestore.jobs.share.outcomes import FOUND, Outcomes
 from cachestore.jobs.share.plan import Plan, Unit
-from cachestore.store.format.catalog import FACTS, Catalog, KeyColumn, rows_with_parts
+from cachestore.store.format.arrays import Mask, Numbers, numbers, rows
+from cachestore.store.format.catalog import FACTS, Catalog, KeyColumn
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.snapshot import Snapshot
 
@@ -168,13 +159,3 @@ class Presence:
             return True
         outcomes.stats[index] = stat
         return False
-
-
-def ready_rows(catalog: Catalog, snapshot: Snapshot) -> Mask:
-    """Return which rows of a catalog lack no part and have all their entries in the store, as a mask."""
-    ready = rows_with_parts(catalog)
-    for column in catalog.columns:
-        lacking = np.concatenate([[0], np.cumsum(~held_keys(snapshot, rows(column.keys, KEY_BYTES)))])
-        at = numbers(column.at)
-        ready &= lacking[at[1:]] == lacking[at[:-1]]
-    return ready

@@ -18,14 +18,14 @@ from cachestore.encode.batching.pipeline import prefetch
 from cachestore.encode.batching.unit import Encoder
 from cachestore.files.failpoints import failpoint
 from cachestore.files.paths import PARTITION_LIMIT
-from cachestore.jobs.plan.columns import count_complete, numbers
+from cachestore.jobs.plan.columns import count_complete
 from cachestore.jobs.run.catalog_maker import make_catalog, publish_catalog
 from cachestore.jobs.run.pass_counts import count_made, count_masks, list_changed, list_failures, recheck_of
 from cachestore.jobs.run.presence import Presence
 from cachestore.jobs.run.task import Job
 from cachestore.jobs.share.choice import LEAST_WORKERS
 from cachestore.jobs.share.ledgers import read_ledgers
-from cachestore.jobs.share.outcomes import FAILED, Mask, Outcomes
+from cachestore.jobs.share.outcomes import FAILED, Outcomes
 from cachestore.jobs.share.passes import (
     ROUND_LIMIT,
     Done,
@@ -41,6 +41,7 @@ from cachestore.jobs.share.passes import (
 from cachestore.jobs.share.plan import Unit
 from cachestore.jobs.share.stages import sum_stages
 from cachestore.jobs.share.workers import read_heartbeats, seconds_of_pass
+from cachestore.store.format.arrays import Mask, numbers
 from cachestore.store.format.catalog import FACTS, Catalog, list_generations, read_catalog
 from cachestore.store.read.held import held_keys
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, visible_segments

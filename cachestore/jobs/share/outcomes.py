@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key
 from cachestore.jobs.share.ledgers import Outcome, Result
+from cachestore.store.format.arrays import Bytes, Mask, Numbers
 
 UNKNOWN: Final = 0  # the only state that is false
 MADE: Final = 1
@@ -22,10 +23,6 @@ _RESULTS: Final[Mapping[int, Result]] = {state: result for result, state in _STA
 
 _NO_KEY: Final = bytes(KEY_BYTES)
 _NO_INPUT: Final = bytes(INPUT_BYTES)
-
-Numbers = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from cachestore.core.keys import Json
 from cachestore.core.spelling import option
 from cachestore.core.words import plural
 from cachestore.encode.pictures.variants import Fit
-from cachestore.jobs.plan.columns import numbers
 from cachestore.jobs.share.plan import Plan
+from cachestore.store.format.arrays import numbers
 
 LEAST_KEPT: Final = 2 / 3
 """The share of a picture's area that the crop must keep, else it is said."""

@@ -30,7 +30,7 @@ from cachestore.jobs.plan.planning import Planned, list_request, plan_request, p
 from cachestore.jobs.run.pass_counts import list_failed, list_refused, recheck_in_words
 from cachestore.jobs.run.reconcile import Reconciler, reconciler_of_next, unknown_units
 from cachestore.jobs.run.task import Job, words_of
-from cachestore.jobs.share.outcomes import FAILED, Mask, Numbers
+from cachestore.jobs.share.outcomes import FAILED
 from cachestore.jobs.share.passes import list_rounds
 from cachestore.jobs.share.plan import Plan, PlanColumn
 from cachestore.jobs.share.progress import pass_status
@@ -40,6 +40,7 @@ from cachestore.jobs.start.ranks import Say, open_for_pass, threads_for
 from cachestore.sources.combined import InMemory
 from cachestore.sources.files import SourceFiles
 from cachestore.sources.unused import unused_in_words
+from cachestore.store.format.arrays import Mask, Numbers
 from cachestore.store.read.snapshot import load_snapshot
 
 if TYPE_CHECKING:

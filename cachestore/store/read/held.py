@@ -3,19 +3,19 @@
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.files.table import Digests
+from cachestore.store.format.arrays import Bytes, Mask, numbers, rows
+from cachestore.store.format.catalog import Catalog, rows_with_parts
 from cachestore.store.format.marked import marked_segments
 from cachestore.store.read.snapshot import Snapshot, has_its_size
 
-Bytes = NDArray[np.uint8]
 _FEW: Final = 8
 """Keys are looked up one by one if the store has more than this many times as many keys."""
 
 
-def held_keys(snapshot: Snapshot, keys: Bytes) -> "NDArray[np.bool_]":
+def held_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
     """Return which of these keys are in the store, as a mask."""
     if len(keys) * _FEW < len(snapshot):
         found = snapshot.find([Key(raw) for raw in Digests(memoryview(keys.tobytes()), KEY_BYTES)])
@@ -23,7 +23,7 @@ def held_keys(snapshot: Snapshot, keys: Bytes) -> "NDArray[np.bool_]":
     return _among(keys, np.frombuffer(snapshot.raw_keys(), np.uint8).reshape(-1, KEY_BYTES))
 
 
-def reliable_keys(snapshot: Snapshot, keys: Bytes) -> "NDArray[np.bool_]":
+def reliable_keys(snapshot: Snapshot, keys: Bytes) -> Mask:
     """Return which of a few keys lie, as this snapshot says, in a segment that is there now and not marked for deletion, as a mask.
 
     It takes no new snapshot: what was published since counts as absent.
@@ -38,7 +38,17 @@ def reliable_keys(snapshot: Snapshot, keys: Bytes) -> "NDArray[np.bool_]":
     return np.array(found, np.bool_)
 
 
-def _among(keys: Bytes, present: Bytes) -> "NDArray[np.bool_]":
+def ready_rows(catalog: Catalog, snapshot: Snapshot) -> Mask:
+    """Return which rows of a catalog lack no part and have all their entries in the store, as a mask."""
+    ready = rows_with_parts(catalog)
+    for column in catalog.columns:
+        lacking = np.concatenate([[0], np.cumsum(~held_keys(snapshot, rows(column.keys, KEY_BYTES)))])
+        at = numbers(column.at)
+        ready &= lacking[at[1:]] == lacking[at[:-1]]
+    return ready
+
+
+def _among(keys: Bytes, present: Bytes) -> Mask:
     """Which keys are in `present`. First halves are compared first: four times as fast as texts. If these are equal, whole keys decide."""
     if not len(present):
         return np.zeros(len(keys), np.bool_)

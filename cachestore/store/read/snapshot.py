@@ -6,7 +6,9 @@ So any good index is correct, and races between index writers are harmless. A sn
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import filterfalse
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from cachestore.core import system
@@ -78,10 +80,21 @@ class Snapshot:
     def __contains__(self, key: Key) -> bool:
         return bool(self.find([key])[0])
 
+    def items(self) -> Iterator[tuple[Key, Sequence[Location]]]:
+        """All keys in their order, each with its locations in the order of segment names. Holds none of the index in memory."""
+        in_index = self._index_items()
+        if not self.uncovered:
+            yield from in_index
+            return
+        in_tail = ((key, self.tail[key]) for key in sorted(self.tail))
+        for key, found in groupby(merge(in_index, in_tail, key=itemgetter(0)), key=itemgetter(0)):
+            copies = [location for _key, locations in found for location in locations]
+            yield key, sorted(copies, key=lambda location: (location.segment.digest, location.ordinal))
+
     def keys(self) -> Iterator[Key]:
-        """All keys, each once: sorted for the index, then those that only the tail has."""
-        yield from filterfalse(self.tail.__contains__, self._index_keys()) if self.tail else self._index_keys()
-        yield from self.tail
+        """All keys in their order."""
+        in_index = self._index_keys()
+        return (key for key, _copies in groupby(merge(in_index, sorted(self.tail)))) if self.uncovered else in_index
 
     def raw_keys(self) -> bytes:
         """All keys concatenated, 16 bytes each. A key in both index and tail comes twice. For comparing millions at once."""
@@ -90,12 +103,18 @@ class Snapshot:
 
     def _index_keys(self) -> Iterator[Key]:
         if self.index is not None and not self.vanished:
-            yield from (Key(raw) for raw, _packed in self.index.raw_entries())
-        elif self.index is not None:
-            gone = {self.index.segments[number].digest for number in self.vanished}
-            for key, locations in self.index.items():
-                if any(location.segment.digest not in gone for location in locations):
-                    yield key
+            return (Key(raw) for raw, _packed in self.index.raw_entries())
+        return (key for key, _found in self._index_items())
+
+    def _index_items(self) -> Iterator[tuple[Key, Sequence[Location]]]:
+        """The keys of the index that lie in a segment that is there, with their locations there."""
+        if self.index is None:
+            return
+        gone = {self.index.segments[number].digest for number in self.vanished}
+        for key, locations in self.index.items():
+            there = [location for location in locations if location.segment.digest not in gone] if gone else locations
+            if there:
+                yield key, there
 
     def __len__(self) -> int:
         if self.index is None:

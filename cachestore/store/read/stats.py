@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from cachestore.core.errors import BadInput, FormatError
 from cachestore.core.keys import Json
@@ -12,14 +11,12 @@ from cachestore.core.words import in_short
 from cachestore.files.marker import check_for_reading
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, parse_recipe
-from cachestore.store.format.catalog import Catalog, Made, rows_with_parts
+from cachestore.store.format.catalog import Catalog, Made
 from cachestore.store.format.line import list_line
+from cachestore.store.read.held import ready_rows
 from cachestore.store.read.rows import newest_catalog, read_data_set
 from cachestore.store.read.snapshot import Snapshot, load_snapshot, open_layout
 from cachestore.store.read.unfinished import list_data_sets
-
-_ROWS: Final = 10_000
-"""How many rows are looked up at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +104,5 @@ def count_snapshot(snapshot: Snapshot, catalogs: Iterable[Catalog], recipes: Ite
 
 
 def _count(catalog: Catalog, snapshot: Snapshot) -> CatalogStats:
-    complete, has_parts = 0, rows_with_parts(catalog).tolist()
-    for start in range(0, len(catalog), _ROWS):
-        rows = [
-            [key for column in catalog.columns for key in column.row_keys(row)] for row in range(start, min(start + _ROWS, len(catalog)))
-        ]
-        asked = [key for keys in rows for key in keys if key is not None]
-        there = {key for key, locations in zip(asked, snapshot.find(asked), strict=True) if locations}
-        has_all = zip(has_parts[start : start + _ROWS], map(there.issuperset, rows), strict=True)  # `there` never has None, an empty cell
-        complete += sum(map(all, has_all))
-    return CatalogStats(
-        catalog.name, catalog.generation, len(catalog), complete, tuple(catalog.column_names()), len(catalog.prompts), catalog.made
-    )
+    complete, columns = int(ready_rows(catalog, snapshot).sum()), tuple(catalog.column_names())
+    return CatalogStats(catalog.name, catalog.generation, len(catalog), complete, columns, len(catalog.prompts), catalog.made)

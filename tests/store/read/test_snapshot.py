@@ -36,7 +36,10 @@ def expected(layout):
 
 def assert_equals_the_segments(layout, snapshot):
     truth = expected(layout)
-    assert sorted(snapshot.keys()) == sorted(truth)
+    assert list(snapshot.keys()) == sorted(truth)
+    assert [(key, [location.segment.digest for location in locations]) for key, locations in snapshot.items()] == [
+        (key, [copy[0] for copy in truth[key]]) for key in sorted(truth)
+    ]
     assert len(snapshot) == len(truth)
     found = snapshot.find([key_of(n) for n in KEYS])
     for n, locations in zip(KEYS, found, strict=True):
