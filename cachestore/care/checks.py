@@ -13,7 +13,7 @@ from typing import Final
 
 from cachestore.care.foreign import foreign_files
 from cachestore.care.lines import lost_tables, read_known
-from cachestore.care.losses import NamedBy, read_lost, still_wanted, vanished_keys
+from cachestore.care.losses import Needed, read_lost, still_wanted, vanished_keys
 from cachestore.care.soundness import SegmentCheck, check_segment
 from cachestore.core import system
 from cachestore.core.errors import BadInput, FormatError
@@ -40,8 +40,7 @@ class StoreToCheck:
     """A store while it is checked. Everything is from one moment: catalogs were read first, then the segments that they need."""
 
     layout: Layout
-    needed: Mapping[Key, NamedBy]
-    """By key, why it is needed."""
+    needed: Needed
     snapshot: Snapshot
     segments: Sequence[SegmentCheck]
     findings: list[Finding] = field(default_factory=list[Finding])
@@ -116,35 +115,36 @@ def check_plans(store: StoreToCheck) -> Iterator[Finding]:
 
 def check_segments(store: StoreToCheck) -> Iterator[Finding]:
     """Find damaged segments, and the entries that the damage hits."""
-    for segment in store.segments:
-        yield from _segment_findings(store, segment)
+    yield from _segment_findings(store, [segment for segment in store.segments if segment.findings])
 
 
-def _segment_findings(store: StoreToCheck, segment: SegmentCheck) -> Iterator[Finding]:
-    """Yield a segment's findings with the entries that they hit, and with the command that helps."""
-    keys = store.in_index.get(segment.digest, ()) if segment.bad is None else segment.bad
-    others = [one.good for one in store.segments if one.digest != segment.digest] if keys else []
-    entries = tuple(
-        DamagedEntry(
-            str(key),
-            store.needed[key].sample if key in store.needed else None,
-            has_copy=key in store.good and any(key in good for good in others),
-        )
-        for key in keys
-    )
+def _segment_findings(store: StoreToCheck, segments: Sequence[SegmentCheck]) -> Iterator[Finding]:
+    """Yield the findings of segments with the entries that they hit, and with the command that helps."""
     repair, refill = store.layout.command("repair"), store.layout.command("repair --refill")
-    if segment.bad is None:  # repair saves what the index knows of it, if it is whole
-        advice = f"run {repair}, and then {refill} if entries are missing"
-    elif lost := len(missing_keys([Finding("corrupt-segment", "", "", entries=entries)])):
-        advice = f"run {refill}, as {plural(lost, 'needed entry of it has', 'needed entries of it have')} no other copy"
-    else:
-        advice = f"run {repair}"
-    for finding in segment.findings:
-        if finding.kind == "unreadable" or finding.is_newer:
-            yield finding
+    hit = [store.in_index.get(segment.digest, ()) if segment.bad is None else segment.bad for segment in segments]
+    needed = store.needed.among({key for keys in hit for key in keys})
+    for segment, keys in zip(segments, hit, strict=True):
+        others = [one.good for one in store.segments if one.digest != segment.digest] if keys else []
+        entries = tuple(
+            DamagedEntry(
+                str(key),
+                needed[key].sample if key in needed else None,
+                has_copy=key in store.good and any(key in good for good in others),
+            )
+            for key in keys
+        )
+        if segment.bad is None:  # repair saves what the index knows of it, if it is whole
+            advice = f"run {repair}, and then {refill} if entries are missing"
+        elif lost := len(missing_keys([Finding("corrupt-segment", "", "", entries=entries)])):
+            advice = f"run {refill}, as {plural(lost, 'needed entry of it has', 'needed entries of it have')} no other copy"
         else:
-            sample = entries[0].sample if finding.key is not None and entries else None
-            yield replace(finding, advice=advice, sample=sample, entries=entries)
+            advice = f"run {repair}"
+        for finding in segment.findings:
+            if finding.kind == "unreadable" or finding.is_newer:
+                yield finding
+            else:
+                sample = entries[0].sample if finding.key is not None and entries else None
+                yield replace(finding, advice=advice, sample=sample, entries=entries)
 
 
 def check_indexes(store: StoreToCheck) -> Iterator[Finding]:
@@ -175,7 +175,7 @@ def check_indexes(store: StoreToCheck) -> Iterator[Finding]:
                         what = f"{where} records a different content of segment {ref.digest} than the segment's own header"
                         bad_index = Finding("bad-index", where, what, f"run {layout.command('repair')}")
                         # Only the segment's bytes tell which of the two is right.
-                        yield from list(_segment_findings(store, check_segment(layout, ref.digest, every_byte=True))) or [bad_index]
+                        yield from list(_segment_findings(store, [check_segment(layout, ref.digest, every_byte=True)])) or [bad_index]
         except NoIndex as error:
             yield finding_of("bad-index", where, error)
         except (FormatError, OSError) as error:
@@ -279,8 +279,8 @@ def check_needed(store: StoreToCheck) -> Iterator[Finding]:
         return
     reported = store.reported_keys()
     refill = f"run {store.layout.command('repair --refill')}"
-    for key, need in store.needed.items():
-        if key not in store.good and str(key) not in reported:
+    for key, need in store.needed.without(store.good).items():
+        if str(key) not in reported:
             what = f"entry {key}, which sample {need.sample!r} needs, has no valid copy"
             row = f"put it again, or set or remove this row of {need.name!r}"
             again = f"save or remove {need.sample!r} of {need.name!r}" if need.made == "files" else row
@@ -314,9 +314,8 @@ def check_vanished(store: StoreToCheck) -> Iterator[Finding]:
     """Find a writer's values that were lost with their segment. `check_needed` finds those that a catalog needs."""
     for digest, keys in vanished_keys(store.layout, store.snapshot).items() if store.may_miss_entries() else ():
         where = store.layout.relative(store.layout.segment(digest))
-        for key in keys:
-            if key not in store.needed:
-                yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing", "write it again", str(key))
+        for key in sorted({*keys} - store.needed.among(keys).keys()):
+            yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing", "write it again", str(key))
 
 
 def check_foreign(store: StoreToCheck) -> Iterator[Finding]:

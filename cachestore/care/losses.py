@@ -1,10 +1,10 @@
 """Which entries are needed, and which of those are lost: by catalogs, by the lists of `repair`, by an index that shows missing segments."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -14,19 +14,20 @@ from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, damaged, parse_lost
 from cachestore.files.records import read_record
-from cachestore.store.format.arrays import rows
+from cachestore.store.format.arrays import Bytes, Mask, numbers, rows
 from cachestore.store.format.catalog import Catalog, Made, list_names
 from cachestore.store.format.line import list_line
 from cachestore.store.format.marked import marked_segments
-from cachestore.store.read.held import as_text
+from cachestore.store.read.held import are_among, as_text
 from cachestore.store.read.rows import newest_catalog
 from cachestore.store.read.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOST_FORMAT: Final = "cachestore-lost"
 LOST_VERSION: Final = 1
 
-Keys = np.ndarray[Any, np.dtype[np.uint8]]
-"""Keys as uint8 of shape [n, 16]."""
 NamedSample = tuple[str, str]
 """The name of a data set, and the id of one of its samples."""
 
@@ -41,11 +42,10 @@ def needed_by(catalog: Catalog) -> Iterator[tuple[Key, str]]:
     yield from ((key, named_prompt(text)) for key, text in catalog.prompt_keys())
 
 
-def keys_needed_by(catalogs: Sequence[Catalog]) -> Keys:
+def keys_needed_by(catalogs: Sequence[Catalog]) -> Bytes:
     """The keys that catalogs name, each once, in their order: uint8 of shape [n, 16]."""
-    prompts = b"".join(key for catalog in catalogs for key, _text in catalog.prompt_keys())
-    named = (rows(column.keys, KEY_BYTES) for catalog in catalogs for column in catalog.columns)
-    keys = np.concatenate([np.frombuffer(prompts, np.uint8).reshape(-1, KEY_BYTES), *named])
+    prompts = _array_of([key for catalog in catalogs for key, _text in catalog.prompt_keys()])
+    keys = np.concatenate([prompts, *(rows(column.keys, KEY_BYTES) for catalog in catalogs for column in catalog.columns)])
     return np.unique(as_text(keys[keys.any(axis=1)])).view(np.uint8).reshape(-1, KEY_BYTES)
 
 
@@ -62,35 +62,64 @@ class NamedBy:
     """What made the data set: only `precompute` and importing can say how a value was made."""
 
 
-def needed_entries(layout: Layout) -> dict[Key, NamedBy]:
-    """All keys in the newest catalogs, each with why it is needed."""
-    needed: dict[Key, NamedBy] = {}
-    for name in list_names(layout):
-        if (catalog := newest_catalog(layout, name)) is not None:
-            path, line = layout.catalog(name, catalog.generation), list_line(layout, name)
-            if catalog.generation not in line.tables and catalog.generation in line.entries:
-                path = layout.entry(name, catalog.generation)
-            where, known = layout.relative(path), dict[str, NamedBy]()
-            for key, sample in needed_by(catalog):
-                if key not in needed:
-                    needed[key] = known.get(sample) or known.setdefault(sample, NamedBy(where, name, sample, catalog.made))
-    return needed
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What the newest catalogs need, as they were when this was read."""
+
+    catalogs: Sequence[tuple[str, Catalog]]
+    """Each with its path, or that of the newest changes laid over it."""
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Self":
+        """Read the newest catalogs of a store."""
+        found: list[tuple[str, Catalog]] = []
+        for name in list_names(layout):
+            if (catalog := newest_catalog(layout, name)) is not None:
+                path, line = layout.catalog(name, catalog.generation), list_line(layout, name)
+                if catalog.generation not in line.tables and catalog.generation in line.entries:
+                    path = layout.entry(name, catalog.generation)
+                found.append((layout.relative(path), catalog))
+        return cls(found)
+
+    def among(self, keys: Collection[Key]) -> dict[Key, NamedBy]:
+        """Those of these keys that are needed, each with why."""
+        asked = _array_of(keys)
+        return self._which(lambda named: are_among(named, asked)) if len(asked) else {}
+
+    def without(self, keys: Collection[Key]) -> dict[Key, NamedBy]:
+        """All needed keys but these, each with why."""
+        others = _array_of(keys)
+        return self._which(lambda named: ~are_among(named, others))
+
+    def _which(self, are_asked: Callable[[Bytes], Mask]) -> dict[Key, NamedBy]:
+        found: dict[Key, NamedBy] = {}
+        for where, catalog in self.catalogs:
+            for column in catalog.columns:
+                keys = rows(column.keys, KEY_BYTES)
+                cells = np.flatnonzero(keys.any(axis=1) & are_asked(keys))
+                owners = np.searchsorted(numbers(column.at), cells, side="right") - 1
+                for cell, row in zip(cells.tolist(), owners.tolist(), strict=True):
+                    named = NamedBy(where, catalog.name, catalog.ids[int(row)], catalog.made)
+                    found.setdefault(Key(keys[cell].tobytes()), named)
+            prompts = [*catalog.prompt_keys()]
+            for (key, text), is_asked in zip(prompts, are_asked(_array_of([key for key, _text in prompts])).tolist(), strict=True):
+                if is_asked:
+                    found.setdefault(key, NamedBy(where, catalog.name, named_prompt(text), catalog.made))
+        return found
+
+
+def _array_of(keys: Collection[Key]) -> Bytes:
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
 
 
 def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, NamedSample]:
     """The keys of `among` that the newest catalogs need, each with the first sample that needs it. Reads nothing if `among` is empty."""
-    needed: dict[Key, NamedSample] = {}
-    for name in list_names(layout) if among else ():
-        catalog = newest_catalog(layout, name)
-        for key, sample in needed_by(catalog) if catalog is not None else ():
-            if key in among:
-                needed.setdefault(key, (name, sample))
-    return needed
+    return {key: (named.name, named.sample) for key, named in Needed.of(layout).among(among).items()} if among else {}
 
 
 def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
     """Every key whose absence `verify` reports: what the newest catalogs need, and what was lost, as far as it can be read."""
-    wanted = set(needed_entries(layout))
+    wanted = set(Needed.of(layout).without(()))
     for name in filter(parse_lost, names_in(layout.quarantine)):
         with suppress(FormatError, OSError):
             wanted.update(key for key, _sample in still_wanted(layout, read_lost(layout.quarantine / name)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from cachestore.care.checks import CHECKS, Check, StoreToCheck, ownerless, read_segments, slow_lines
-from cachestore.care.losses import needed_by, needed_entries
+from cachestore.care.losses import Needed, needed_by
 from cachestore.core.arguments import as_path, as_whole, as_word, check_function, refuse
 from cachestore.core.errors import BadInput, naming_extras
 from cachestore.core.keys import Json
@@ -111,7 +111,7 @@ def verify(
         again = Recomputation(layout, name, new_paths(source, model=model, vae=vae, text_encoder=text_encoder), recompute, seed)
         checks.append(again.check)
     # Catalogs are published after the segments that they need, so they are read before the segments are listed.
-    needed = needed_entries(layout)
+    needed = Needed.of(layout)
     with closing(load_snapshot(layout)) as snapshot:
         whole = _segments_to_read(snapshot, level, subset, name)
         store = StoreToCheck(layout, needed, snapshot, read_segments(layout, sorted(snapshot.listed), whole))

@@ -26,6 +26,7 @@ _NAME_LIMIT: Final = 256
 _RANK_LIMIT: Final = 16
 _SIZE_LIMIT: Final = 1 << 50
 _METADATA: Final = "__metadata__"
+_FIELDS: Final = {"dtype", "shape", "data_offsets"}
 _LENGTH_BYTES: Final = 8
 DTYPE_BYTES: Final[Mapping[str, int]] = {name: dtype.size for name, dtype in DTYPES.items()}
 """Bytes of one element by safetensors dtype name."""
@@ -153,7 +154,7 @@ def _no_constant(name: str) -> None:
 def _parse_info(name: str, value: Any) -> TensorInfo:
     if not name or len(name) > _NAME_LIMIT or "\0" in name:
         raise _Malformed(f"a tensor's name has 1 to {_NAME_LIMIT} characters and no NUL; {name[:40]!r} does not")
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:  # pyright: ignore[reportUnknownArgumentType]
+    if not isinstance(value, dict) or value.keys() != _FIELDS:  # pyright: ignore[reportUnknownArgumentType]
         raise _Malformed(f"{name[:80]!r} must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
@@ -170,4 +171,6 @@ def _parse_info(name: str, value: Any) -> TensorInfo:
 
 
 def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < _SIZE_LIMIT for value in values)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if not isinstance(values, list) or not {int}.issuperset(map(type, values)):  # pyright: ignore[reportUnknownArgumentType]
+        return False
+    return not values or (min(values) >= 0 and max(values) < _SIZE_LIMIT)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]

@@ -1,11 +1,7 @@
 """Which units are there and unchanged, by catalogs, files and the store."""
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cachestore.store.read.held import _among
 from tests import fakes
 from tests.fakes import FakeEncoder, Pictures, as_launch, catalog, open_pass, pictures, run_pass
 from tests.jobs.bench import edits, seeing, worked_on
@@ -59,16 +55,3 @@ def test_a_sample_that_lists_other_images_has_another_text_whatever_its_caption(
     report = fakes.run(root, edits(now), seeing(), source=source)
     assert (report.encoded, report.failed) == ((1, 0) if now else (0, 1))
     assert catalog(root).column("text", "caption").row_keys(0) != before
-
-
-keys_of_two_halves = st.tuples(st.sampled_from([b"a" * 8, b"b" * 8, bytes(8)]), st.sampled_from([b"c" * 8, bytes(7) + b"d", bytes(8)])).map(
-    b"".join
-)
-
-
-@given(st.lists(keys_of_two_halves, max_size=8), st.lists(keys_of_two_halves, max_size=8))
-def test_keys_are_found_among_others_as_in_a_set(keys, present):
-    def rows(values):
-        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
-
-    assert _among(rows(keys), rows(present)).tolist() == [key in set(present) for key in keys]
