@@ -16,7 +16,7 @@ from cachestore.care.lines import lost_tables, read_known
 from cachestore.care.losses import Needed, read_lost, still_wanted, vanished_keys
 from cachestore.care.soundness import SegmentCheck, check_segment
 from cachestore.core import system
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import WRONG_FIELDS, BadInput, FormatError
 from cachestore.core.keys import Key, Recipe
 from cachestore.core.words import first_of, noun, plural
 from cachestore.files.opening import names_in
@@ -219,7 +219,7 @@ def _read_recipe(layout: Layout, fingerprint: str) -> None:
     where = layout.relative(path)
     try:
         recipe = Recipe.from_json(read_record(path, RECIPE_FORMAT, RECIPE_VERSION))
-    except (KeyError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         raise damaged(f"{where}: {error}", path) from error
     if recipe.fingerprint != fingerprint:
         raise damaged(f"{where} holds the recipe {recipe.fingerprint}", path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import WRONG_FIELDS, FormatError
 from cachestore.core.keys import KEY_BYTES, Key
 from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
@@ -132,7 +132,7 @@ def read_lost(path: Path) -> dict[Key, NamedSample | None]:
         body = read_record(path, LOST_FORMAT, LOST_VERSION)
         needed = {Key.parse(text): (str(name), str(sample)) for text, (name, sample) in body.get("needed", {}).items()}
         keys, is_at_home = {Key.parse(text): None for text in body["keys"]} | needed, parse_lost(path.name) == body["segment"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except WRONG_FIELDS as error:
         raise damaged(f"{path} is not a list of lost entries", path) from error
     if not is_at_home:
         raise damaged(f"{path} lists the lost entries of another segment", path)

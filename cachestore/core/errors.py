@@ -75,6 +75,10 @@ class NewerFormat(FormatError):
     """A file was written by a newer version of cachestore. It is no damage: nothing mends it, moves it or relies on what it says."""
 
 
+WRONG_FIELDS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What taking the fields of a JSON value that anybody may have written can raise: one lacks, has another type, or is far too large."""
+
+
 def newer(where: object, written_as: str, newest: str) -> NewerFormat:
     """Return the error for a file of a newer format; `newest` is the highest that can be read."""
     return NewerFormat(f"{where} has format {written_as}; this cachestore reads up to {newest}: install a newer one")

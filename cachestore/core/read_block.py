@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cachestore.core.errors import NewerFormat
+from cachestore.core.errors import WRONG_FIELDS, NewerFormat
 from cachestore.core.keys import Json, Recipe
 
 FORMAT: Final = 1
@@ -137,7 +137,7 @@ def _reading(recipe: Recipe, kind: str, known: Collection[str]) -> Generator[Map
             raise _Unknown(f"it has format {recipe.read.get('format')!r}, this version reads {FORMAT}")
         _check_fields(recipe.read, known)
         yield recipe.read
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         what = error if isinstance(error, _Unknown) else f"a field of {kind} is missing or wrong ({type(error).__name__}: {error})"
         raise NewerFormat(
             f"this cachestore cannot read the {recipe.encoder!r} recipe {recipe.fingerprint[:12]}…: {what}; install a newer cachestore"

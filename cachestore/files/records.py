@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cachestore.core.errors import newer
+from cachestore.core.errors import WRONG_FIELDS, newer
 from cachestore.core.keys import Json, canonical
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import read_whole
@@ -34,7 +34,7 @@ def decode_record(kind: str, version: int, data: bytes | bytearray, *, where: Pa
         found_kind, _, found_version = written_as.partition("/")
         number = int(found_version)
         expected = digest_of([canonical(body), written_as.encode()])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except WRONG_FIELDS as error:
         raise damaged(f"{where} is not a record of cachestore: {type(error).__name__}", where) from error
     if found_kind != kind or not isinstance(body, dict):
         raise damaged(f"{where} holds {found_kind!r}, but should hold {kind!r}", where)

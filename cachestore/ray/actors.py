@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
-from cachestore.core.errors import CacheStoreError, Incomplete
+from cachestore.core.errors import WRONG_FIELDS, CacheStoreError, Incomplete
 from cachestore.core.keys import Json
 from cachestore.core.words import plural
 from cachestore.jobs.run.task import Cancel, OnProgress
@@ -224,6 +224,6 @@ def grows_never(status: bytes) -> bool:
     """Return whether the autoscaler's status says that it has no types of nodes to start: then it calls each node after itself."""
     try:
         nodes: Mapping[str, Any] = json.loads(status)["autoscaler_report"]["active_nodes"]
-    except (ValueError, LookupError, TypeError):
+    except WRONG_FIELDS:
         return False
     return bool(nodes) and all(_OWN_TYPE.fullmatch(name) for name in nodes)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor, dtype, float32
 
-from cachestore.core.errors import BadInput
+from cachestore.core.errors import WRONG_FIELDS, BadInput
 from cachestore.core.words import first_of, plural
 from cachestore.encode.models.folders import INPUT_SCALES, QUANTIZED_AS, SCALES, is_scale_mark
 from cachestore.encode.models.single_file import TOKENS
@@ -73,7 +73,7 @@ def _fitting(name: str, weight: Tensor, scale: Tensor, where: object) -> Tensor:
 def _check_form(name: str, tensor: Tensor, where: object) -> None:
     try:
         form = json.loads(bytes(tensor.tolist()))["format"]
-    except (KeyError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         raise BadInput(f"{where}: {name} does not say how its weight is written; give the weights in 16 bits") from error
     if not str(form).startswith("float8"):
         raise BadInput(

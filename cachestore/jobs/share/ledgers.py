@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import WRONG_FIELDS, FormatError
 from cachestore.core.inputs import NO_STAT
 from cachestore.core.keys import Json, Key
 from cachestore.files.opening import names_in
@@ -82,7 +82,7 @@ def read_ledgers(folder: PassFolder, number: int) -> Iterator[Ledger]:
             body = read_record(folder.ledger(name), FORMAT, VERSION)
             ledger = Ledger(name, str(body["worker"]), str(body["launch"]), tuple(_outcome(row) for row in body["rows"]))
             is_at_home = body["of"] == _identity(folder, name)
-        except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
+        except (FormatError, FileNotFoundError, *WRONG_FIELDS):
             continue
         if is_at_home:
             yield ledger

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachestore.core.errors import FormatError
+from cachestore.core.errors import WRONG_FIELDS, FormatError
 from cachestore.core.keys import Json
 from cachestore.core.words import plural
 from cachestore.files.opening import names_in
@@ -92,7 +92,7 @@ def read_done(layout: Layout, ref: PassRef) -> Done | None:
         body = read_record(ref.folder(layout).done, DONE_FORMAT, VERSION)
         done = Done(dict(body["report"]), tuple(map(str, body["launches"])), dict(body.get("request", {})))
         is_at_home = done.report["plan"] == ref.plan and _is_report(done.report)
-    except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
+    except (FormatError, FileNotFoundError, *WRONG_FIELDS):
         return None
     return done if is_at_home else None
 
@@ -192,7 +192,7 @@ def read_begun(layout: Layout, ref: PassRef) -> Begun | None:
     try:
         body = read_round_record(layout, ref, 0)
         return Begun(float(body["started"]), dict(body.get("request", {})))
-    except (FormatError, FileNotFoundError, KeyError, TypeError, ValueError):
+    except (FormatError, FileNotFoundError, *WRONG_FIELDS):
         return None
 
 
@@ -205,7 +205,7 @@ def read_round(layout: Layout, ref: PassRef, plan: Plan, number: int) -> Round:
         units = tuple(_units_in(plan, recipe, listed) for recipe, listed in enumerate(body["units"]))
         generation = None if generation is None else int(generation)
         found = Round(number, units, str(body["launch"]), float(body["started"]), generation, max(1, int(body["workers"])))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except WRONG_FIELDS as error:
         raise damaged(f"{path} names units that are not in its plan", path) from error
     if len(units) != len(plan.recipes):
         raise damaged(f"{path} has {plural(len(units), 'recipe')}, but its plan has {len(plan.recipes)}", path)

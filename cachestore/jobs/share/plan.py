@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from cachestore.core.errors import BadInput, BadUsage, FormatError
+from cachestore.core.errors import WRONG_FIELDS, BadInput, BadUsage, FormatError
 from cachestore.core.keys import KEY_BYTES, Json, Key, Recipe, canonical, digest_parts
 from cachestore.core.samples import Sample
 from cachestore.files.opening import names_in
@@ -405,7 +405,7 @@ def read_plan(layout: Layout, name: str, *, io: Literal["pread", "mmap"] = "mmap
     table = read_table(path, FORMAT, VERSION, io=io)
     try:
         plan = _parse(table, name)
-    except (KeyError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         raise FormatError(f"{path} lacks a field of a plan, or has a wrong one ({type(error).__name__}: {error}); {cure}") from error
     if not _fits(plan):
         raise FormatError(f"{path} is not the plan that its folder names, or its columns do not fit; {cure}")
@@ -469,5 +469,5 @@ def read_outline(layout: Layout, name: str) -> Outline:
         starts, encoders = tuple(int(start) for start in header["units_at"]), tuple(str(one["encoder"]) for one in header["recipes"])
         prompts = len(header.get("prompts", ()))
         return Outline(name, str(header["catalog"]), int(header["samples"]), starts or (0,), encoders, prompts)
-    except (KeyError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         raise FormatError(f"{path} does not say how many units it has; run {layout.command('verify')}") from error

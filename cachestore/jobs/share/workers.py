@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachestore.core.errors import FormatError, WriteFailed
+from cachestore.core.errors import WRONG_FIELDS, FormatError, WriteFailed
 from cachestore.core.keys import Json
 from cachestore.files.locks import LifeLock, is_locked
 from cachestore.files.opening import names_in
@@ -311,7 +311,7 @@ def read_heartbeat(layout: Layout, worker: str) -> Beat | None:
     """Return a worker's last heartbeat; None if the file is gone, damaged, or of another worker."""
     try:
         shown = Beat.parse(read_record(layout.worker(worker), FORMAT, VERSION))
-    except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (FormatError, OSError, *WRONG_FIELDS):
         return None
     return shown if shown.worker == worker else None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from cachestore.core.errors import BadInput, FormatError
+from cachestore.core.errors import WRONG_FIELDS, BadInput, FormatError
 from cachestore.core.inputs import caption_key
 from cachestore.core.keys import INPUT_BYTES, KEY_BYTES, Json, Key, Recipe
 from cachestore.core.samples import CAPTION
@@ -404,7 +404,7 @@ def parse_catalog_start(start: bytes, size_bytes: int, name: str, generation: in
         [rows] = table.checksums["ids.offsets"][1]
         found = CatalogStart(max(rows - 1, 0), _text(table.header["digest"]), _text(table.header.get("line", "")), table.digest)
         is_home = (encode_name(named), number) == (encode_name(name), generation)
-    except (LookupError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         raise FormatError(f"{where} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})") from error
     if not is_home:
         raise FormatError(f"{where} is generation {number!r} of {named!r}")
@@ -444,7 +444,7 @@ def _parse(table: Table, path: Path) -> Catalog:
             checksums=table.checksums,
         )
         encode_name(catalog.name)
-    except (KeyError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         raise damaged(f"{path} lacks a field of a catalog, or has a wrong one ({type(error).__name__}: {error})", path) from error
     if type(catalog.generation) is not int or type(catalog.listing) is not int:
         raise damaged(f"{path} does not say which generation and listing it is", path)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, cast, get_args
 
-from cachestore.core.errors import FormatError, NewerFormat
+from cachestore.core.errors import WRONG_FIELDS, FormatError, NewerFormat
 from cachestore.core.keys import KEY_BYTES, Json, Key
 from cachestore.files.checksum import Buffer
 from cachestore.files.opening import names_in
@@ -237,11 +237,11 @@ def read_entry(layout: Layout, name: str, number: int | BlockName) -> LineEntry:
     if entry.what == "whole":
         return replace(entry, table=read_catalog(path, generation=number if isinstance(number, int) else number.last, io="mmap"))
     table = read_table(path, FORMAT, VERSION)
-    ids = table.strings("ids")
+    ids, parts = table.strings("ids"), table.header.get("parts")
     removed = table.numbers("removed") if "removed" in table.columns else Repeated(0, len(ids))
     rows = {sample: RowChange(bool(gone)) for sample, gone in zip(ids, removed, strict=False)}
-    is_whole = len(removed) == len(ids) == len(rows)
-    for index, part in enumerate(table.header["parts"] if is_whole else ()):
+    is_whole = len(removed) == len(ids) == len(rows) and isinstance(parts, list)
+    for index, part in enumerate(cast("list[Any]", parts) if is_whole else ()):
         is_whole = is_whole and _read_part(table, f"part/{index}", str(part), list(rows.values()))
     if not is_whole:
         raise damaged(f"{path} holds changes that its columns contradict", path)
@@ -263,15 +263,16 @@ def read_start(layout: Layout, name: str, number: int | BlockName) -> LineEntry:
             raise
         except FormatError:  # neither: most entries are changes
             raise error from None
-        header = {**table, **table.get("entry", {}), "number": table.get("generation")}
+        header = {**table, "number": table.get("generation"), "entry": table.get("entry", {})}
     try:
+        header = {**header, **header.pop("entry", {})}
         what: Any = header["what"]
         mark, before = str(header["mark"]), str(header["before"])
         above = int(header["above"])
         made: Any = header.get("made")
         is_home = (header["name"], header["number"]) == (as_stored(name), _as_json(number)) and what in get_args(What)
         is_home = is_home and made in {None, *get_args(Made)}
-    except (KeyError, TypeError) as error:
+    except WRONG_FIELDS as error:
         raise damaged(f"{path} lacks a field of an entry, or has a wrong one ({error})", path) from error
     if not is_home:
         raise damaged(f"{path} is another entry than its name says", path)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from cachestore.core.errors import FormatError, NewerFormat
+from cachestore.core.errors import WRONG_FIELDS, FormatError, NewerFormat
 from cachestore.files.checksum import digest_of
 from cachestore.files.opening import names_in, read_whole
 from cachestore.files.paths import Layout, parse_marked, to_repair
@@ -59,7 +59,7 @@ def read_marked(path: Path) -> MarkedList:
         raise FormatError(f"{path} has a name that does not fit its contents; {to_repair(path)} moves it aside")
     try:
         return MarkedList(path.stem, frozenset(map(str, body["segments"])), float(body["written"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except WRONG_FIELDS as error:
         raise FormatError(
             f"{path} is not a list of segments marked for deletion; {to_repair(path)} moves it aside, and nothing is lost"
         ) from error

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachestore.core.errors import FormatError, newer
+from cachestore.core.errors import WRONG_FIELDS, FormatError, newer
 from cachestore.core.keys import Json, Key
 from cachestore.files.checksum import digest_of
 from cachestore.files.container import ALIGNMENT, Header, field_start, join_header, read_header
@@ -316,7 +316,7 @@ def parse_contents(header: Header, file_bytes: int, *, where: Path) -> SegmentCo
             tuple(table[name][0] for name in names),
             tuple(table[name][1] for name in names),
         )
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except WRONG_FIELDS as error:
         raise damaged(f"the entry table of {where} does not fit its tensors", where) from error
     if not set(specs) <= {*table, _FILLER}:
         raise damaged(f"{where} holds tensors that its entry table does not name", where)

@@ -90,5 +90,7 @@ def _published(layout: Layout, name: str) -> int:
     """The number in the newest catalog. It counts if the folder of numbers was lost."""
     for generation in reversed(list_generations(layout, name)):
         with suppress(FormatError, FileNotFoundError):
-            return int(read_header(layout.catalog(name, generation), CATALOG_FORMAT, CATALOG_VERSION).get("listing", 0))
+            number = read_header(layout.catalog(name, generation), CATALOG_FORMAT, CATALOG_VERSION).get("listing")
+            if type(number) is int:
+                return number
     return 0

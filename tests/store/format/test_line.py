@@ -11,8 +11,24 @@ from hypothesis import strategies as st
 from cachestore.core.errors import FormatError
 from cachestore.core.keys import Key
 from cachestore.files.paths import BlockName
+from cachestore.files.table import encode_table, string_columns
+from cachestore.store.format.catalog import FORMAT as CATALOG_FORMAT
+from cachestore.store.format.catalog import VERSION as CATALOG_VERSION
 from cachestore.store.format.catalog import Catalog
-from cachestore.store.format.line import Line, LineEntry, RowChange, add_change, encode_entry, lay, list_line, path_of, read_entry
+from cachestore.store.format.line import (
+    FORMAT,
+    VERSION,
+    Line,
+    LineEntry,
+    RowChange,
+    add_change,
+    encode_entry,
+    lay,
+    list_line,
+    path_of,
+    read_entry,
+    read_start,
+)
 from cachestore.store.write.commit import create_store
 
 EMPTY = Catalog("own", {}, {}, [], [0], [], {}, [], (), made="published")
@@ -143,3 +159,33 @@ def test_damage_in_an_entry_is_said_to_be_in_one_of_changes(tmp_path):
     with pytest.raises(FormatError) as damage:
         read_entry(layout, "own", 2)
     assert "cachestore-catalog" not in str(damage.value)
+
+
+FORGED = {
+    "above": ["/etc/passwd", None, [], {}, "1e400"],
+    "what": [None, [], "other"],
+    "made": [[], {}, "other"],
+    "parts": [None, 5, {"x": 1}],
+    "number": [None, "2", [2, 3]],
+    "name": [None, "other"],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in FORGED.items() for value in values])
+def test_a_wrong_field_of_an_entry_is_damage(tmp_path, field, value):
+    layout = create_store(tmp_path / "store")
+    layout.catalog_folder("own").mkdir(parents=True)
+    header = {"name": "own", "number": 2, "what": "changes", "mark": "m", "before": "", "above": 0, "parts": []} | {field: value}
+    layout.entry("own", 2).write_bytes(b"".join(map(bytes, encode_table(FORMAT, VERSION, header, string_columns("ids", [])))))
+    with pytest.raises(FormatError):
+        read_entry(layout, "own", 2)
+
+
+@pytest.mark.parametrize("entry", [None, "text", [], 5, {"what": "whole"}, {"what": "whole", "mark": 1, "before": 1, "above": "x"}])
+def test_a_whole_table_with_a_wrong_entry_is_damage(tmp_path, entry):
+    layout = create_store(tmp_path / "store")
+    layout.catalog_folder("own").mkdir(parents=True)
+    header = {"name": "own", "generation": 2, "entry": entry}
+    layout.entry("own", 2).write_bytes(b"".join(map(bytes, encode_table(CATALOG_FORMAT, CATALOG_VERSION, header, {}))))
+    with pytest.raises(FormatError):
+        read_start(layout, "own", 2)
