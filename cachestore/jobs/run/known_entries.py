@@ -1,5 +1,6 @@
 """What a worker knows of the store while it works: its snapshot, and the segments it has published itself."""
 
+from dataclasses import replace
 from typing import Final
 
 from cachestore.core.errors import CorruptEntry, FormatError
@@ -11,7 +12,7 @@ from cachestore.jobs.run.task import outcome_of
 from cachestore.jobs.share.ledgers import Outcome
 from cachestore.jobs.share.passes import PassRef
 from cachestore.jobs.share.plan import Unit
-from cachestore.store.format.segment import read_contents
+from cachestore.store.format.segment import SegmentContents, read_contents
 from cachestore.store.read.snapshot import Snapshot, load_snapshot
 from cachestore.store.write.append import Acknowledged
 from cachestore.store.write.commit import UNCOVERED_LIMIT, commit_if_due
@@ -29,8 +30,8 @@ class KnownEntries:
         self.snapshot = load_snapshot(layout, for_planning=True)
         self._own: dict[Key, str] = {}
         """The segment of each key that this worker has published."""
-        self._published = 0
-        """Segments that this worker has published since the snapshot was taken."""
+        self._unseen: dict[str, SegmentContents] = {}
+        """By digest, the segments that this worker has published since the snapshot was taken. Their headers need not be parsed."""
         self._stale: list[Snapshot] = []
         """Earlier snapshots that threads may still use."""
         self._recorded: dict[str, dict[Key, dict[str, Json]]] = {}
@@ -48,9 +49,18 @@ class KnownEntries:
 
     def renew(self) -> None:
         """Take a new snapshot, with what others have acknowledged. No thread may use the old one."""
-        before = self.snapshot
-        self.snapshot = load_snapshot(self._layout, earlier=before, for_planning=True)
-        before.close()
+        self._take_newer().close()
+
+    def newer_snapshot(self) -> Snapshot:
+        """Return a new snapshot, with what others have acknowledged. The caller closes it."""
+        earlier = replace(self.snapshot, uncovered={**self.snapshot.uncovered, **self._unseen})
+        return load_snapshot(self._layout, earlier=earlier, for_planning=True)
+
+    def _take_newer(self) -> Snapshot:
+        """Take a new snapshot, and return the old one."""
+        before, self.snapshot = self.snapshot, self.newer_snapshot()
+        self._unseen.clear()
+        return before
 
     def is_own(self, key: Key) -> bool:
         """Return whether this worker has published an entry with this key."""
@@ -59,7 +69,7 @@ class KnownEntries:
     def add(self, segment: Acknowledged) -> None:
         """Remember a segment of this worker that is durable now."""
         self._own.update(dict.fromkeys(segment.keys, segment.digest))
-        self._published += 1
+        self._unseen[segment.digest] = segment.contents
 
     def find(self, unit: Unit, resolved: Resolved, stat: tuple[int, int]) -> Outcome | None:
         """Return the outcome of a unit whose key is in the store or was published by this worker; else None."""
@@ -88,11 +98,8 @@ class KnownEntries:
 
     def commit_if_due(self) -> None:
         """Commit if the index lacks many segments. The old snapshot is closed later, as threads may still use it."""
-        before = self.snapshot
-        if self._published > UNCOVERED_LIMIT:
-            self._published = 0
-            self.snapshot = load_snapshot(self._layout, earlier=before, for_planning=True)
-            self._stale.append(before)
+        if len(self._unseen) > UNCOVERED_LIMIT:
+            self._stale.append(self._take_newer())
         newer = commit_if_due(self._layout, self.snapshot)
         if newer is not self.snapshot:
             self._stale.append(self.snapshot)

@@ -135,7 +135,7 @@ def _end_round(job: Job, ref: PassRef, reconciler: Reconciler, worker: Worker, n
         claim = worker.claims.newest(number).get(slot)
         if (may_begin or claim is not None) and _take_end(worker.claims, job, number, claim):
             worker.heartbeat.rise(phase="reconciling", doing="checking and writing the data set")
-            with closing(load_snapshot(job.layout, earlier=worker.snapshot, for_planning=True)) as snapshot:
+            with closing(worker.newer_snapshot()) as snapshot:
                 return reconciler.close_round(read_round(job.layout, ref, job.plan, number), snapshot)
         if not may_begin:  # rank 0 may still be printing its forecast, and has in memory what reconciling needs
             may_begin = True

@@ -67,6 +67,10 @@ class Worker:
         """This worker's latest snapshot of the store."""
         return self._known.snapshot
 
+    def newer_snapshot(self) -> Snapshot:
+        """Return a new snapshot of the store, without parsing headers that this worker knows. The caller closes it."""
+        return self._known.newer_snapshot()
+
     def close(self) -> None:
         """Release models and files; discard entries that are not acknowledged."""
         self._encoding.discard()

@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import cachestore.jobs.run.known_entries
+import cachestore.store.read.snapshot
 import cachestore.store.write.commit
 from cachestore.jobs.share.choice import GROUP_UNITS
 from cachestore.store.read.snapshot import load_snapshot
@@ -50,3 +51,10 @@ def test_many_new_segments_are_committed_while_the_work_goes_on(root, monkeypatc
     with closing(load_snapshot(bench.job.layout)) as snapshot:
         assert snapshot.index is not None
         assert len(snapshot.index) >= 3 * GROUP_UNITS
+
+
+def test_a_pass_parses_no_header_that_it_wrote(root, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(cachestore.store.read.snapshot, "read_contents", parsed.append)
+    assert fakes.run(root, captions("a", "b"), FakeEncoder()).encoded == 2
+    assert parsed == []
