@@ -65,7 +65,8 @@ class TextEncoder:
     def resolve(self, request: Mapping[str, Json], read: Read) -> Resolved:
         """Find the key of a caption, without a model. Raises EncodeFailed if it has too few or too many pictures for the family."""
         first, *others = self._captions_of(request)
-        own = {name: text for name, text in zip(self.setup.family.encoders[1:], others, strict=False) if text != first}
+        encoders = self.setup.family.encoders[1:] if others else ()
+        own = {name: text for name, text in zip(encoders, others, strict=False) if text != first}
         references = references_of(request)
         self._check_pictures(len(references))
         shown = tuple(read_shown(reference, read, request.get("fps")) for reference in references)
