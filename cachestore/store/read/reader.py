@@ -23,7 +23,7 @@ from cachestore.store.format.entry import split
 from cachestore.store.format.index import Verdict
 from cachestore.store.format.locations import Located, Location
 from cachestore.store.format.segment import SegmentContents, read_contents
-from cachestore.store.read.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffer
+from cachestore.store.read.fetch import Checked, Fetcher, Io, Verify, is_gone, new_buffers
 from cachestore.store.read.snapshot import Handover, Snapshot, hand_over, load_snapshot, open_layout, take_over
 from cachestore.store.read.unfinished import list_data_sets
 
@@ -189,6 +189,7 @@ class Reader:
     def get_many(self, keys: Sequence[AnyKey], *, as_numpy: bool = False) -> list[dict[str, Any]]:
         """Return the tensors of many entries in the order of `keys`, but read in the order of their locations. No keys give an empty list.
 
+        They are writable and the caller's own. Entries of 128 KiB or more share memory of at most 32 MiB: `clone` a tensor that you keep.
         Raises MissingEntry with the first missing keys and their count, or CorruptEntry.
         """
         convert = to_numpy if as_numpy else to_torch
@@ -198,7 +199,7 @@ class Reader:
         """As `get_many`, with each tensor as (dtype, shape, buffer)."""
         if self._io == "pread":
             located = self.locate(keys)
-            runs = [new_buffer(specs.size_bytes) for specs in located.specs]
+            runs = new_buffers([specs.size_bytes for specs in located.specs])
             if self.fill(keys, located, [[run] for run in runs]):
                 return list(map(split, located.specs, runs))
         # After a failure each entry is read by itself, as its other copies may be elsewhere.

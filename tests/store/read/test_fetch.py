@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cachestore as cs
 from cachestore.core.errors import CorruptEntry, FormatError, ReadFailed
 from cachestore.store.format.entry import Specs, make_entry, split
 from cachestore.store.format.locations import Located, Location, SegmentRef
@@ -571,3 +573,28 @@ def test_a_forked_child_reads_with_descriptors_of_its_own_and_shares_what_was_ch
     assert finished.returncode == 0, finished.stderr
     more = 1 if io == "pread" else 2
     assert finished.stdout == f"[true, true, true, {more}, true]"
+
+
+@pytest.mark.parametrize("huge", [0, 1000, 10**9])
+@given(sizes=st.lists(st.integers(0, 700), max_size=12))
+def test_memory_of_several_entries_has_their_sizes_and_is_shared_by_none(huge, sizes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetching, "_HUGE_PAGES", huge)
+        patch.setattr(fetching, "_KEPT_BYTES", 64)
+        patch.setattr(fetching, "_SHARED_BUFFER", 1024)
+        buffers = fetching.new_buffers(sizes)
+    assert [len(buffer) for buffer in buffers] == sizes
+    for number, buffer in enumerate(buffers):
+        buffer[:] = bytes([number]) * len(buffer)
+    assert all(bytes(buffer) == bytes([number]) * len(buffer) for number, buffer in enumerate(buffers))
+
+
+def test_large_entries_that_are_read_together_come_back_each_in_its_own_part(tmp_path):
+    values = {key_of(n): np.full(1_500_000, n, np.uint8) for n in range(5)}
+    with cs.open(tmp_path / "store", mode="a") as store:
+        with store.writer() as writer:
+            for key, value in values.items():
+                writer.put(key, {"x": value})
+        found = store.get_many([*values], as_numpy=True)
+    found[1]["x"][:] = 9
+    assert [one["x"].tolist() == value.tolist() for one, value in zip(found, values.values(), strict=True)] == [True, False, *[True] * 3]
