@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from cachestore.live.self_test import round_trip as round_trip
     from cachestore.live.shared_count import SharedCount as SharedCount
     from cachestore.live.tested import SelfTest as SelfTest
-    from cachestore.live.watching import watched as watched
 
 _NAMES = {
     "adapter": "Adapter Refused",
@@ -53,7 +52,6 @@ _NAMES = {
     "self_test": "called_once check_among check_same round_trip",
     "shared_count": "SharedCount",
     "tested": "SelfTest",
-    "watching": "watched",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

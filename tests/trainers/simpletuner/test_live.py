@@ -248,7 +248,7 @@ def test_a_replaced_picture_or_another_crop_is_encoded_alone(trainer):
 
 def test_what_latents_depend_on_makes_them_anew(trainer):
     trainer.latents()
-    trainer.state.config = {"crop": True, "repeats": 3}
+    trainer.state.config, trainer.config.tokenizer_max_length = {"crop": True, "repeats": 3}, 64
     assert trainer.latents()[1] == 0
     trainer.state.config = {"crop": False, "repeats": 3}
     assert trainer.latents()[1] == 3

@@ -29,6 +29,9 @@ class TextEmbeddingCache:
         """Save text."""
         self.data_backend.torch_save(self.model.pack_text_embeddings_for_cache(embeddings), filename)
 
+    def wait_for_pending_writes(self):
+        """Wait for a thread that writes. Here is none."""
+
     def load_from_cache(self, filename):
         """Load text."""
         return self.model.unpack_text_embeddings_from_cache(self.data_backend.torch_load(filename))
@@ -58,7 +61,7 @@ class TextEmbeddingCache:
     ):
         """Make text, or load it."""
         found = []
-        for record in prompt_records:
+        for record in self._normalize_prompt_records(prompt_records):
             name = self.hash_prompt_with_path(record)
             if load_from_cache:
                 found.append(self.load_from_cache(name))
