@@ -127,7 +127,7 @@ def settings(thing: Any, values: Collection[str] | None = None, others: Collecti
     written down ends the run.
     """
     kind = _kind(thing)
-    given: Mapping[str, Any] = cast("Any", thing) if isinstance(thing, Mapping) else vars(thing)
+    given: dict[str, Any] = dict(cast("Any", thing) if isinstance(thing, Mapping) else vars(thing))
     fields: set[str] = {*given}
     counted = fields - {*others} if values is None else {*values}
     if unknown := sorted(fields - counted - {*others}):

@@ -227,6 +227,33 @@ def test_a_reader_that_transposes_text_is_found_before_anything_is_encoded(train
     assert trainer.encoded == []
 
 
+def test_a_model_that_shortens_text_for_the_cache_and_pads_it_when_read_is_not_refused(trainer, monkeypatch):
+    monkeypatch.setattr(Model, "pack_text_embeddings_for_cache", lambda _self, made: made | {"prompt_embeds": made["prompt_embeds"][:, :2]})
+    pad = torch.nn.functional.pad
+    monkeypatch.setattr(
+        Model, "unpack_text_embeddings_from_cache", lambda _self, read: read | {"prompt_embeds": pad(read["prompt_embeds"], (0, 0, 0, 1))}
+    )
+    cache, _encoded = trainer.texts()
+    read = cache.compute_prompt_embeddings_with_model([trainer.records[1]])["prompt_embeds"]
+    assert torch.equal(read[:, :2], Model(trainer).encode(["caption 1"], False)["prompt_embeds"][:, :2])
+    assert read.shape == (1, 3, 5)
+
+
+def test_what_a_record_says_besides_the_caption_makes_text_anew(trainer):
+    trainer.texts()
+    trainer.records[1]["metadata"]["lyrics"] = "la la"
+    assert trainer.texts()[1] == ["caption 1"]
+    trainer.records[1]["metadata"] |= {"image_path": "/elsewhere/1.png", "data_backend_id": "other"}
+    assert trainer.texts()[1] == []
+
+
+def test_pictures_that_are_not_on_this_machine_are_read_for_their_digests(trainer, monkeypatch):
+    monkeypatch.setattr(Trainer, "backend", lambda self: SimpleNamespace(id="text", type="aws", read=lambda path: Path(path).read_bytes()))
+    assert trainer.latents()[1] == 3
+    Path(trainer.paths[0]).write_bytes(bytes(range(40, 56)))
+    assert trainer.latents()[1] == 1
+
+
 def test_latents_are_made_once_and_read_as_they_were_made(trainer):
     cache, made = trainer.latents()
     assert made == 3
