@@ -127,12 +127,16 @@ def settings(thing: Any, values: Collection[str] | None = None, others: Collecti
     written down ends the run.
     """
     kind = _kind(thing)
-    given: dict[str, Any] = dict(cast("Any", thing) if isinstance(thing, Mapping) else vars(thing))
-    fields: set[str] = {*given}
+    given = _fields_of(thing)
+    fields = {*given}
     counted = fields - {*others} if values is None else {*values}
     if unknown := sorted(fields - counted - {*others}):
         refuse(f"{kind} has the {'field' if len(unknown) == 1 else 'fields'} {', '.join(unknown)}, on which values may depend")
     return {"class": type(thing).__qualname__} | {name: _plain(f"{kind}.{name}", given[name]) for name in sorted(counted & fields)}
+
+
+def _fields_of(thing: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", thing) if isinstance(thing, Mapping) else vars(thing)
 
 
 def _plain(name: str, value: Any) -> Json:

@@ -95,7 +95,7 @@ def _latents(cache: Any, paths: Sequence[str]) -> dict[str, Any]:
     if cache.vae is not None:
         cache.vae.to(cache.accelerator.device, dtype=dtype)  # as before it encodes
     how = files.depends_on([cache.vae], type(cache.model).__qualname__, str(dtype), cache.dataset_type, cache.num_video_frames)
-    config = live.settings(_state().get_data_backend_config(data_backend_id=cache.id), others=_NO_CONFIG)
+    config = live.settings(_state().get_data_backend_config(data_backend_id=cache.id) or {}, others=_NO_CONFIG)
     for path, digest in live.digests(paths, None if backend.type == "local" else backend.read).items():
         its = _state().get_metadata_by_filepath(path, data_backend_id=cache.id, search_dataset_types=cache._metadata_search_types)
         key = cs.key("simpletuner latents", how, json.dumps([config, live.settings(its or {})]), digest)
