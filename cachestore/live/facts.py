@@ -136,7 +136,7 @@ def settings(thing: Any, values: Collection[str] | None = None, others: Collecti
 
 
 def _fields_of(thing: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", thing) if isinstance(thing, Mapping) else vars(thing)
+    return cast("Mapping[str, Any]", thing if isinstance(thing, Mapping) else vars(thing))
 
 
 def _plain(name: str, value: Any) -> Json:
