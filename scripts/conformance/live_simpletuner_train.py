@@ -2,8 +2,9 @@
 
 Usage: python live_simpletuner_train.py CHECKOUT FOLDER OUT.json [OPTION...], also behind `-m cachestore.live simpletuner --store STORE`
 
-FOLDER has `data` (pictures with captions) and `model` (a tiny SDXL pipeline); cache files would be in `cache`. Losses
-are those that the trainer hands to its accelerator. Packages that it imports and that nothing here uses have empty stand-ins.
+FOLDER has `data` (pictures with captions) and `model` (a tiny SDXL pipeline); cache files would be in `cache`. Losses are those that the
+trainer hands to its accelerator. Ranks but the first add their number to the file's name. Packages that the trainer imports and that
+nothing here uses have empty stand-ins.
 """
 # The trainer's modules are in its checkout.
 # pyright: reportMissingImports=false
@@ -105,6 +106,8 @@ def main() -> None:
     try:
         runpy.run_path(str(checkout / "simpletuner" / "train.py"), run_name="__main__")
     finally:
+        if (rank := os.environ.get("RANK", "0")) != "0":
+            out = out.with_stem(f"{out.stem} {rank}")
         files = [path for path in (folder / "cache").rglob("*") if path.is_file()]
         out.write_text(json.dumps({"encoded": counts, "losses": losses, "files": len(files)}))
 
