@@ -185,48 +185,50 @@ def _other_settings(runs: Runs, model: Path, before: Any) -> Iterator[Row]:
     )
 
 
-def refusals(runs: Runs) -> Iterator[Row]:
-    """Checkouts that do not fit."""
-    for what, file, old, new, word in (
-        ("a plug point renamed", "text_embeds.py", "def encode_dropout_caption", "def encode_empty_caption", "encode_dropout_caption"),
-        ("a plug point of latents renamed", "vae.py", "def encode_images(", "def encode_pictures(", "encode_images"),
-        (
-            "a reader of text that transposes",
-            "text_embeds.py",
-            "return self.model.unpack_text_embeddings_from_cache(result)",
-            "return {name: one.transpose(-1, -2) for name, one in self.model.unpack_text_embeddings_from_cache(result).items()}",
-            "self-test",
-        ),
-        (
-            "a reader of latents that transposes",
-            "vae.py",
-            "return self.encode_images([None], [filepath])[0]",
-            "return self.encode_images([None], [filepath])[0].transpose(-1, -2)",
-            "self-test",
-        ),
-    ):
+_UNFIT = (
+    ("a plug point renamed", "text_embeds.py", "def encode_dropout_caption", "def encode_empty_caption", "encode_dropout_caption"),
+    ("a plug point of latents renamed", "vae.py", "def encode_images(", "def encode_pictures(", "encode_images"),
+    (
+        "a reader of text that transposes",
+        "text_embeds.py",
+        "return self.model.unpack_text_embeddings_from_cache(result)",
+        "return {name: one.transpose(-1, -2) for name, one in self.model.unpack_text_embeddings_from_cache(result).items()}",
+        "self-test",
+    ),
+    (
+        "a reader of latents that transposes",
+        "vae.py",
+        "return self.encode_images([None], [filepath])[0]",
+        "return self.encode_images([None], [filepath])[0].transpose(-1, -2)",
+        "self-test",
+    ),
+)
+"""Checkouts that do not fit: (what, file, old text, new text, word of the message)."""
+
+
+def refusals(runs: Runs, *, whole: bool = False) -> Iterator[Row]:
+    """Checkouts that do not fit, and with `whole` the trainer's own script from them."""
+    for what, file, old, new, word in _UNFIT:
         copy = runs.folder / "checkout"
         shutil.rmtree(copy, ignore_errors=True)
-        for part in ("simpletuner", "simpletuner/helpers"):  # links to all but what is changed
+        shutil.rmtree(runs.folder / "refused", ignore_errors=True)
+        for part in ("simpletuner", "simpletuner/helpers"):  # links to all but what is changed, and what says where it is
             (copy / part).mkdir(parents=True)
             for path in (runs.checkout / part).iterdir():
-                if path.name not in {"helpers", "caching"}:
+                if path.name not in {"helpers", "caching", "train.py"}:
                     (copy / part / path.name).symlink_to(path)
+        shutil.copy(runs.checkout / "simpletuner/train.py", copy / "simpletuner/train.py")
         shutil.copytree(runs.checkout / "simpletuner/helpers/caching", copy / "simpletuner/helpers/caching")
         changed = copy / "simpletuner" / "helpers" / "caching" / file
         text = changed.read_text()
         assert old in text, old
         changed.write_text(text.replace(old, new))
         theirs = Runs(copy, runs.folder, runs.packages, "refused")
-        made = theirs("train", live=True)
+        made = theirs.train(live=True) if whole else theirs("train", live=True)
         theirs.close()
-        yield (
-            f"{what}: refused with 2, by name",
-            made is None and theirs.code == 2 and word in theirs.reported,
-            _last_error(theirs.reported),
-        )
-        entries = len(list((runs.folder / "refused").glob("segments/*/*")))
-        yield f"{what}: nothing was encoded", entries == 0, f"{entries} segments"
+        entries, words = len(list((runs.folder / "refused").glob("segments/*/*"))), _last_error(theirs.reported)
+        good = made is None and theirs.code == 2 and word in theirs.reported and not entries
+        yield f"{'its script, ' * whole}{what}: refused with 2, by name, and nothing encoded", good, f"{entries} segments; {words}"
 
 
 def killed(runs: Runs, rounds: int) -> Iterator[Row]:
@@ -280,6 +282,7 @@ def trainer(runs: Runs) -> Iterator[Row]:
             _mirror(runs.folder / "data" / "003.png")
         made = runs.train(*options, live=True)
         yield f"its script, {what}", made is not None and _counts(made) == expected, _shown(made, runs)
+    yield from refusals(runs, whole=True)
 
 
 def _source(folder: Path) -> Path:

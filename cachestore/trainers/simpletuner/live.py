@@ -6,12 +6,14 @@ Keys are of content: the bytes of the picture and what its metadata says of crop
 
 import json
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import cachestore as cs
 from cachestore import live
 
 TEXT, VAE = "simpletuner.helpers.caching.text_embeds", "simpletuner.helpers.caching.vae"
+_STATE, _PROMPTS = "simpletuner.helpers.training.state_tracker", "simpletuner.helpers.prompts"
 adapter = live.Adapter("simpletuner", tested={TEXT: ["03e2d43872b3"], VAE: ["3be230d64ccd"]})
 _BOTH = "model_family model_flavour model_type weight_dtype"
 _OF_TEXT = f"{_BOTH} base_weight_dtype tokenizer_max_length t5_padding sana_complex_human_instruction sana_motion_score".split()
@@ -24,33 +26,26 @@ _NO_CONFIG = f"{_PATHS} {_RUNNING} instance_prompt only_instance_prompt prepend_
 _NO_CONTEXT = ("image_path", "prompt", "data_backend_id", "dataset_relative_path")
 
 
-def _state() -> Any:
-    from simpletuner.helpers.training.state_tracker import StateTracker
-
-    return StateTracker
-
-
 @adapter.replace(TEXT, "TextEmbeddingCache.__init__")
 def _begin_text(own: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     own(self, *args, **kwargs)
     if self._requires_path_based_keys or self.model.requires_text_embed_image_context():
         raise live.Refused(f"text of {type(self.model).__name__} depends on pictures, or is named by them: this adapter knows text alone")
-    settings, wait = (self.model.config, _state().get_args()), self.wait_for_pending_writes
+    settings, wait = (self.model.config, import_module(_STATE).StateTracker.get_args()), self.wait_for_pending_writes
     files = self.data_backend = live.ByName(self.data_backend, "text", settings, _OF_TEXT, _NO_VALUES, wait=wait)
     self.text_cache_disable, name = False, self.hash_prompt_with_path({"prompt": "a caption", "key": "a caption"})
     save = lambda value: self.save_to_cache(name, {"prompt_embeds": value})  # noqa: E731
     load = lambda: self.compute_prompt_embeddings_with_model.__wrapped__(self, ["a caption"])  # noqa: E731
+    import_module(VAE).VAECache(self.id, self.model, None, self.accelerator, None, None, files, cache_dir=self.cache_dir)  # tests itself
     files.test("TextEmbeddingCache", save, load, self.model.unpack_text_embeddings_from_cache)
 
 
 def _make_text(cache: Any, prompts: Any, kind: str, encode: Callable[[Any], Any], part_of: Any = None) -> None:
-    from simpletuner.helpers.prompts import PromptHandler
-
     model, files, wanted = cache.model, cache.data_backend, []
     encoders = [*(cache.text_encoders or model.text_encoders or ()), *(cache.tokenizers or model.tokenizers or ())]
     how = files.depends_on(encoders, type(model).__qualname__)
     for record in cache._normalize_prompt_records(prompts):
-        if (prompt := PromptHandler.filter_caption(files, record["prompt"])) is not None:
+        if (prompt := import_module(_PROMPTS).PromptHandler.filter_caption(files, record["prompt"])) is not None:
             context = live.settings(record["metadata"], others=_NO_CONTEXT)
             key = cs.key("simpletuner text", how, json.dumps([kind, context]), prompt)
             row = str(record["metadata"].get("dataset_relative_path") or prompt or "(no caption)")
@@ -82,22 +77,22 @@ def _begin_latents(own: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     own(self, *args, **kwargs)
     if self.dataset_type == "audio":
         raise live.Refused(f"the data set {self.id!r} is of audio, which this adapter does not know")
-    self._live_wanted, settings = {}, (self.model.config, _state().get_args())
+    self._live_wanted, settings = {}, (self.model.config, import_module(_STATE).StateTracker.get_args())
     files = self.cache_data_backend = live.ByName(self.cache_data_backend, "latents", settings, _OF_LATENTS, _NO_VALUES)
     name = self.generate_vae_cache_filename("a picture.png")[0]
     files.test("VAECache", lambda value: files.torch_save(value, name), lambda: self.retrieve_from_cache("a picture.png"))
 
 
 def _latents(cache: Any, paths: Sequence[str]) -> dict[str, Any]:
-    if pairs := [train for train, paired in _state().get_conditioning_mappings() if paired == cache.id]:
+    state = import_module(_STATE).StateTracker
+    if pairs := [train for train, paired in state.get_conditioning_mappings() if paired == cache.id]:
         raise live.Refused(f"the data set {cache.id!r} conditions {pairs[0]!r}, which decides its crops: this adapter does not know that")
     dtype, backend, files, wanted = cache._cache_vae_dtype(), cache.image_data_backend, cache.cache_data_backend, {}
-    if cache.vae is not None:
-        cache.vae.to(cache.accelerator.device, dtype=dtype)  # as before it encodes
-    how = files.depends_on([cache.vae], type(cache.model).__qualname__, str(dtype), cache.dataset_type, cache.num_video_frames)
-    config = live.settings(_state().get_data_backend_config(data_backend_id=cache.id) or {}, others=_NO_CONFIG)
+    vae = cache.vae and cache.vae.to(cache.accelerator.device, dtype=dtype)  # as before it encodes
+    how = files.depends_on([vae], type(cache.model).__qualname__, str(dtype), cache.dataset_type, cache.num_video_frames)
+    config = live.settings(state.get_data_backend_config(data_backend_id=cache.id) or {}, others=_NO_CONFIG)
     for path, digest in live.digests(paths, None if backend.type == "local" else backend.read).items():
-        its = _state().get_metadata_by_filepath(path, data_backend_id=cache.id, search_dataset_types=cache._metadata_search_types)
+        its = state.get_metadata_by_filepath(path, data_backend_id=cache.id, search_dataset_types=cache._metadata_search_types)
         key = cs.key("simpletuner latents", how, json.dumps([config, live.settings(its or {})]), digest)
         wanted[path] = (key, {"id": path, "path": path, "name": cache.generate_vae_cache_filename(path)[0]})
     return wanted

@@ -63,6 +63,7 @@ class Trainer:
             Path(path).write_bytes(bytes(range(number, number + 16)))
         self.state = importlib.import_module("simpletuner.helpers.training.state_tracker").StateTracker
         self.state.args, self.state.config, self.state.mappings = self.config, {"crop": True, "repeats": 2}, []
+        self.state.images = self.paths
         self.state.metadata = {path: {"crop_coordinates": [0, 0]} for path in self.paths}
         self.records = [self.record(f"caption {number}", f"{number}.png") for number in range(3)]
         self.kind = "image"
@@ -78,7 +79,8 @@ class Trainer:
 
     def vae_cache(self):
         accelerator = SimpleNamespace(device="cpu")
-        return importlib.import_module(VAE).VAECache("data", Model(self), self.vae, accelerator, self.backend(), self.paths, self.kind)
+        cache = importlib.import_module(VAE).VAECache
+        return cache("data", Model(self), self.vae, accelerator, None, None, self.backend(), dataset_type=self.kind)
 
     def texts(self, records=None, **how):
         """Start, and make text. Returns the cache, and what was encoded."""
@@ -302,6 +304,9 @@ def test_a_reader_that_transposes_latents_is_found_before_anything_is_encoded(tr
     with pytest.raises(Refused, check=tells_of("self-test", "VAECache")):
         trainer.latents()
     assert trainer.pictures == 0
+    with pytest.raises(Refused, check=tells_of("self-test", "VAECache")):
+        trainer.texts()  # which come before latents
+    assert trainer.encoded == []
 
 
 def test_a_writer_that_is_not_replaced_is_found(trainer):

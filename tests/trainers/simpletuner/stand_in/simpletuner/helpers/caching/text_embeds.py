@@ -12,7 +12,7 @@ class TextEmbeddingCache:
         self.id, self.data_backend, self.model, self.split = called, data_backend, model, split
         self.text_encoders, self.tokenizers = model.text_encoders, model.tokenizers
         self.text_cache_ondemand = self._requires_path_based_keys = False
-        self.prompt_records = []
+        self.prompt_records, self.accelerator, self.cache_dir = [], None, "cache"
 
     def _normalize_prompt_records(self, prompts):
         return [dict(one) if isinstance(one, dict) else {"prompt": one, "key": one, "metadata": {}} for one in prompts]
