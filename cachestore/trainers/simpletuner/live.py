@@ -22,7 +22,8 @@ _OF_LATENTS = f"{_BOTH} vae_dtype framerate".split()
 _NO_VALUES = ("pretrained_model_name_or_path", "pretrained_vae_model_name_or_path", "vae_path", "revision", "variant", "webhook_config")
 _PATHS = "id instance_data_dir cache_dir cache_dir_vae text_embeds image_embeds repeats probability caption_strategy hash_filenames"
 _RUNNING = "write_batch_size read_batch_size vae_batch_size train_batch_size start_epoch end_epoch preserve_data_backend_cache"
-_NO_CONFIG = f"{_PATHS} {_RUNNING} instance_prompt only_instance_prompt prepend_instance_prompt".split()
+_WHEN = "start_step end_step disable_validation vae_cache_ondemand vae_cache_disable text_cache_ondemand text_cache_disable"
+_NO_CONFIG = f"{_PATHS} {_RUNNING} {_WHEN} instance_prompt only_instance_prompt prepend_instance_prompt".split()
 _NO_CONTEXT = ("image_path", "prompt", "data_backend_id", "dataset_relative_path")
 
 
