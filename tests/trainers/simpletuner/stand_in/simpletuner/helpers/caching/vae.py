@@ -1,10 +1,9 @@
 """A stand-in of SimpleTuner's module, with bodies of our own: latents that follow from a picture's bytes and crop."""
 
 import os
+from importlib import import_module
 
 import torch
-
-from simpletuner.helpers.training.state_tracker import StateTracker
 
 
 class VAECache:
@@ -43,7 +42,7 @@ class VAECache:
     def discover_unprocessed_files(self):
         """Return pictures without a file."""
         self.cache_data_backend.list_files(instance_data_dir="vae", file_extensions=["pt"])
-        self.local_unprocessed_files = list(StateTracker.images)
+        self.local_unprocessed_files = list(import_module("simpletuner.helpers.training.state_tracker").StateTracker.images)
         return self.local_unprocessed_files
 
     def process(self, size=2):
