@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cachestore.live.self_test import check_same as check_same
     from cachestore.live.shared_count import SharedCount as SharedCount
     from cachestore.live.tested import SelfTest as SelfTest
-    from cachestore.live.watching import watched as watched
 
 _NAMES = {
     "adapter": "Adapter Refused",
@@ -42,7 +41,6 @@ _NAMES = {
     "self_test": "check_same",
     "shared_count": "SharedCount",
     "tested": "SelfTest",
-    "watching": "watched",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

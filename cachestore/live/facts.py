@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -92,12 +92,19 @@ def _digest_tensor(tensor: "torch.Tensor") -> str:
     return digest.hexdigest()
 
 
-def digests(paths: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file's bytes. A file that is unchanged since another start is not read again. Raises BadInput, OSError."""
+def digests(paths: Iterable[str], read: Callable[[str], bytes] | None = None) -> dict[str, str]:
+    """Return the SHA-256 of each file's bytes. A file that is unchanged since another start is not read again. Raises BadInput, OSError.
+
+    With `read`, which returns the bytes of a path, files need not be on this machine, and all are read.
+    """
+    wanted = list(dict.fromkeys(paths))
+    if read is not None:
+        return {path: hashlib.sha256(read(path)).hexdigest() for path in wanted}
+    if not wanted:
+        return {}
     layout = current().store.layout
     known = load_digests(layout, host_name())
     before = {*known}
-    wanted = list(dict.fromkeys(paths))
     with ThreadPoolExecutor(THREADS) as threads:
         found = dict(zip(wanted, threads.map(digest_file, map(Path, wanted), repeat(known)), strict=True))
     publish_digests(layout, host_name(), {name: digest for name, digest in known.items() if name not in before})
@@ -113,18 +120,23 @@ def precision() -> dict[str, Json]:
 
 
 def settings(thing: Any, values: Collection[str] | None = None, others: Collection[str] = ()) -> dict[str, Json]:
-    """Return the fields of an object on which values depend, with digests in place of tokenizers and modules.
+    """Return the fields of an object, or of a mapping, on which values depend, with digests in place of tokenizers and modules.
 
     `values` are the fields that count, `others` those that do not. A field in neither list ends the run with exit code 2: values could
     depend on it. A field that is listed and not there is left out. Without `values` all fields count but `others`, and one that cannot be
     written down ends the run.
     """
     kind = _kind(thing)
-    fields: set[str] = {*vars(thing)}
+    given = _fields_of(thing)
+    fields = {*given}
     counted = fields - {*others} if values is None else {*values}
     if unknown := sorted(fields - counted - {*others}):
         refuse(f"{kind} has the {'field' if len(unknown) == 1 else 'fields'} {', '.join(unknown)}, on which values may depend")
-    return {"class": type(thing).__qualname__} | {name: _plain(f"{kind}.{name}", vars(thing)[name]) for name in sorted(counted & fields)}
+    return {"class": type(thing).__qualname__} | {name: _plain(f"{kind}.{name}", given[name]) for name in sorted(counted & fields)}
+
+
+def _fields_of(thing: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", thing if isinstance(thing, Mapping) else vars(thing))
 
 
 def _plain(name: str, value: Any) -> Json:

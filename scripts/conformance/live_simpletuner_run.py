@@ -305,11 +305,9 @@ def main() -> None:
     import logging
 
     logging.disable(logging.ERROR)
-    with Driver(Path(folder)).running() as (_metadata, _vae_cache, text_cache, _images):
+    with Driver(Path(folder)).running():
         if "cachestore.live" in sys.modules:  # so that all that a rank needs is loaded before it is forked
             import_module("cachestore.train.encoding.encode_once")
-            text_cache.hash_prompt_with_path({"prompt": "a cat", "key": "a cat"})
-            import_module("cachestore.live.self_test").round_trip({"value": np.ones(1)})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print("ready", file=answers, flush=True)

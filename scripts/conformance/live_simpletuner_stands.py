@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance.trainers_code import use_checkout
+from conformance.trainers_code import import_torchvision, use_checkout
 from PIL import Image
 
 _EMPTY = (
@@ -108,6 +108,8 @@ def use_simpletuner(checkout: Path) -> list[str]:
     import diffusers
     import transformers
 
+    if importlib.util.find_spec("torchvision") is not None:
+        import_torchvision()
     # Before there is a stand-in: these look for torchvision when they are loaded.
     for library, names in ((transformers, "PreTrainedModel CLIPTextModel CLIPTokenizer CLIPImageProcessor T5EncoderModel"),):
         for name in names.split():

@@ -53,7 +53,7 @@ _TRAINING: dict[str, Any] = {
 }
 """SimpleTuner's options that a training step reads."""
 
-_UNET: dict[str, Any] = {
+UNET: dict[str, Any] = {
     "block_out_channels": (8, 16),
     "layers_per_block": 1,
     "norm_num_groups": 4,
@@ -168,8 +168,8 @@ def _tiny_denoiser(model: Any, batch: dict[str, Any]) -> tuple[Any, Any]:
     if model.config.model_family == "flux":
         made, schedule = dict(_FLUX, joint_attention_dim=width, pooled_projection_dim=pooled), FlowMatchEulerDiscreteScheduler()
     else:
-        made = dict(_UNET, in_channels=channels, out_channels=channels, cross_attention_dim=width)
-        made["projection_class_embeddings_input_dim"] = 6 * _UNET["addition_time_embed_dim"] + pooled
+        made = dict(UNET, in_channels=channels, out_channels=channels, cross_attention_dim=width)
+        made["projection_class_embeddings_input_dim"] = 6 * UNET["addition_time_embed_dim"] + pooled
         schedule = DDPMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     with torch.random.fork_rng():
         torch.manual_seed(1)

@@ -89,6 +89,7 @@ def test_settings_without_a_list_of_values_count_all_fields_but_others():
     found = live.settings(thing, others={"batch", "lacking"})
     wanted = {"length": 512, "mask": True, "dtype": "torch.bfloat16", "parts": [1, None], "names": {"a": 1.5}}
     assert found == {"class": "SimpleNamespace", **wanted}
+    assert live.settings(vars(thing), others={"batch"}) == {"class": "dict", **wanted}
 
 
 def test_settings_refuse_a_field_in_neither_list_by_name(capsys):

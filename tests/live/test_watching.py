@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachestore import live
 from cachestore.live.adapter import Refused
+from cachestore.live.watching import watched
 from tests.fakes import tells_of
 
 
 def test_what_is_known_can_be_read_and_what_is_not_is_refused():
     settings = argparse.Namespace(known=1, other=2)
-    with live.watched([settings], ["known"], ["more"]):
+    with watched([settings], ["known"], ["more"]):
         assert settings.known == 1
         assert getattr(settings, "absent", 5) == 5
         settings.known = 3
@@ -25,18 +25,18 @@ def test_what_is_known_can_be_read_and_what_is_not_is_refused():
 
 def test_blocks_in_blocks_and_one_object_twice_are_watched_once():
     settings = argparse.Namespace(known=1, other=2)
-    with live.watched([settings, settings, None], ["known"]), live.watched([settings], ["other"]), pytest.raises(Refused):
+    with watched([settings, settings, None], ["known"]), watched([settings], ["other"]), pytest.raises(Refused):
         _ = settings.other
     assert type(settings) is argparse.Namespace
 
 
 def test_an_error_ends_the_watch():
     settings = argparse.Namespace(known=1)
-    with pytest.raises(ZeroDivisionError), live.watched([settings], ["known"]):
+    with pytest.raises(ZeroDivisionError), watched([settings], ["known"]):
         _ = 1 / 0
     assert type(settings) is argparse.Namespace
 
 
 def test_settings_that_cannot_be_watched_are_refused():
-    with pytest.raises(Refused, check=tells_of("SimpleNamespace")), live.watched([SimpleNamespace()], []):
+    with pytest.raises(Refused, check=tells_of("SimpleNamespace")), watched([SimpleNamespace()], []):
         pass

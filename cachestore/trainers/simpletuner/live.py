@@ -2,10 +2,10 @@
 
 Keys are of content: the bytes of the picture and what its metadata says of crop and size, or the caption; and all that encodes them.
 """
+# pyright: basic, reportMissingImports=false
 
-import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -13,128 +13,64 @@ import cachestore as cs
 from cachestore import live
 
 TEXT, VAE = "simpletuner.helpers.caching.text_embeds", "simpletuner.helpers.caching.vae"
+_STATE, _PROMPTS = "simpletuner.helpers.training.state_tracker", "simpletuner.helpers.prompts"
 adapter = live.Adapter("simpletuner", tested={TEXT: ["03e2d43872b3"], VAE: ["3be230d64ccd"]})
-_CHOSEN = "model_family model_flavour model_type tokenizer_max_length t5_padding weight_dtype base_weight_dtype vae_dtype framerate"
-_VALUES = f"{_CHOSEN} sana_complex_human_instruction sana_motion_score ideogram_auto_json ideogram_prompt_upsample".split()
+_BOTH = "model_family model_flavour model_type weight_dtype"
+_OF_TEXT = f"{_BOTH} base_weight_dtype tokenizer_max_length t5_padding sana_complex_human_instruction sana_motion_score".split()
+_OF_TEXT += ["ideogram_auto_json", "ideogram_prompt_upsample"]
+_OF_LATENTS = f"{_BOTH} vae_dtype framerate".split()
 _NO_VALUES = ("pretrained_model_name_or_path", "pretrained_vae_model_name_or_path", "vae_path", "revision", "variant", "webhook_config")
 _PATHS = "id instance_data_dir cache_dir cache_dir_vae text_embeds image_embeds repeats probability caption_strategy hash_filenames"
 _RUNNING = "write_batch_size read_batch_size vae_batch_size train_batch_size start_epoch end_epoch preserve_data_backend_cache"
-_NO_CONFIG = f"{_PATHS} {_RUNNING} instance_prompt only_instance_prompt prepend_instance_prompt".split()
-_TEST = "cachestore self-test"
-
-
-def _state() -> Any:
-    return import_module("simpletuner.helpers.training.state_tracker").StateTracker
-
-
-def _watched(model: Any) -> Any:
-    return live.watched((model.config, _state().get_args()), _VALUES, _NO_VALUES)
-
-
-def _facts(model: Any, *more: Any) -> Any:
-    return [type(model).__qualname__, {name: str(getattr(model.config, name, None)) for name in _VALUES}, *map(str, more)]
+_WHEN = "start_step end_step disable_validation vae_cache_ondemand vae_cache_disable text_cache_ondemand text_cache_disable"
+_NO_CONFIG = f"{_PATHS} {_RUNNING} {_WHEN} instance_prompt only_instance_prompt prepend_instance_prompt".split()
+_NO_CONTEXT = ("image_path", "prompt", "data_backend_id", "dataset_relative_path")
 
 
 @adapter.replace(TEXT, "TextEmbeddingCache.__init__")
 def _begin_text(own: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     own(self, *args, **kwargs)
-    self.data_backend, self._live_kinds, self._live_tested = live.ByName(self.data_backend), dict[str, str](), False
+    if self._requires_path_based_keys or self.model.requires_text_embed_image_context():
+        raise live.Refused(f"text of {type(self.model).__name__} depends on pictures, or is named by them: this adapter knows text alone")
+    settings, wait = (self.model.config, import_module(_STATE).StateTracker.get_args()), self.wait_for_pending_writes
+    files = self.data_backend = live.ByName(self.data_backend, "text", settings, _OF_TEXT, _NO_VALUES, wait=wait)
+    self.text_cache_disable, name = False, self.hash_prompt_with_path({"prompt": "a caption", "key": "a caption"})
+    save = lambda value: self.save_to_cache(name, {"prompt_embeds": value})  # noqa: E731
+    load = lambda: self.compute_prompt_embeddings_with_model.__wrapped__(self, ["a caption"])  # noqa: E731
+    import_module(VAE).VAECache(self.id, self.model, None, self.accelerator, None, None, files, cache_dir=self.cache_dir)  # tests itself
+    files.test("TextEmbeddingCache", save, load, self.model.unpack_text_embeddings_from_cache)
 
 
-def _prompt_of(cache: Any, record: Any) -> Any:
-    return import_module("simpletuner.helpers.prompts").PromptHandler.filter_caption(cache.data_backend, record.get("prompt"))
-
-
-@adapter.replace(TEXT, "TextEmbeddingCache.hash_prompt_with_path")
-def _name_text(own: Any, self: Any, prompt_record: Any) -> str:
-    prompt, model = str(_prompt_of(self, prompt_record)), self.model
-    if self._requires_path_based_keys or model.requires_text_embed_image_context():
-        raise live.Refused(f"text of {type(model).__name__} depends on pictures, or is named by them: this adapter knows text alone")
-    encoders = [one for one in self.text_encoders or model.text_encoders or () if one is not None]
-    encoders += (self.tokenizers or model.tokenizers or ()) if encoders else ()
-    its = self.data_backend.depends_on(encoders, lambda: [*_facts(model), live.precision()])
-    return self.data_backend.named(own(self, prompt_record), cs.key("simpletuner text", its, self._live_kinds.get(prompt, ""), prompt))
-
-
-@adapter.replace(TEXT, "TextEmbeddingCache.save_to_cache")
-def _save_text(_own: Any, self: Any, filename: Any, embeddings: Any) -> None:
-    self.data_backend.made[filename.key] = live.pack(self.model.pack_text_embeddings_for_cache(embeddings))
-
-
-def _make_text(cache: Any, kind: str, records: Any, encode: Callable[[Any], Any], part_of: Any = list) -> None:
-    """Make text that is missing. A prompt stays what it was first asked for as, for training or validation, as in SimpleTuner's files."""
-
-    def encode_batch(batch: Sequence[Any]) -> Mapping[Any, Any]:
-        cache.data_backend.made.clear()
-        with _watched(cache.model):
-            encode([item["record"] for _key, item in batch])
-        return dict(cache.data_backend.made)
-
-    _test_text(cache)
-    wanted: list[Any] = []
-    for record in records:
-        metadata: Any = record.get("metadata") or {}
-        if (prompt := _prompt_of(cache, record)) is not None:
-            cache._live_kinds.setdefault(str(prompt), kind)
-            row = str(metadata.get("dataset_relative_path") or prompt or "(no caption)")
-            wanted.append((cache.hash_prompt_with_path(record).key, {"id": row, "record": record}))
-    live.current().make("text", part_of(wanted), encode_batch, batch_size=16)
-    live.current().make("text", wanted, encode_batch, batch_size=16)  # what others were to make
+def _make_text(cache: Any, prompts: Any, kind: str, encode: Callable[[Any], Any], part_of: Any = None) -> None:
+    model, files, wanted = cache.model, cache.data_backend, []
+    encoders = [*(cache.text_encoders or model.text_encoders or ()), *(cache.tokenizers or model.tokenizers or ())]
+    how = files.depends_on(encoders, type(model).__qualname__)
+    for record in cache._normalize_prompt_records(prompts):
+        if (prompt := import_module(_PROMPTS).PromptHandler.filter_caption(files, record["prompt"])) is not None:
+            context = live.settings(record["metadata"], others=_NO_CONTEXT)
+            key = cs.key("simpletuner text", how, json.dumps([kind, context]), prompt)
+            row = str(record["metadata"].get("dataset_relative_path") or prompt or "(no caption)")
+            wanted.append((key, {**record, "id": row, "name": cache.hash_prompt_with_path(record)}))
+    files.make(wanted, encode, batch_size=16, part_of=part_of)
 
 
 @adapter.replace(TEXT, "TextEmbeddingCache.compute_prompt_embeddings_with_model")
 def _compute_text(
-    own: Any,
-    self: Any,
-    prompt_records: Any = None,
-    return_concat: bool = True,
-    is_validation: bool = False,
-    load_from_cache: bool = True,
-    is_negative_prompt: bool = False,
-    progress_callback: Any = None,
-    split_between_processes: bool = True,
+    own, self, prompt_records, return_concat, is_validation, load_from_cache, is_negative_prompt, progress_callback, split_between_processes
 ) -> Any:
-    records = self._normalize_prompt_records(prompt_records) if prompt_records is not None else self.prompt_records
     if not load_from_cache or self.text_cache_ondemand:
-        kind = f"{'validation ' * is_validation}{'negative' * is_negative_prompt}".strip()
-        part_of = self.split_prompt_records_between_processes if split_between_processes else list
-
-        def encode(some: Any) -> None:
-            own(self, some, False, is_validation, False, is_negative_prompt, None, False)
-
-        _make_text(self, kind, records, encode, part_of)
-    return own(self, records, True, is_validation, True, is_negative_prompt, progress_callback, False) if return_concat else None
-
-
-def _test_text(cache: Any) -> None:
-    import torch
-
-    if not cache._live_tested:
-        own: Any = cache.compute_prompt_embeddings_with_model.__wrapped__
-        record, files = {"prompt": _TEST, "key": _TEST, "metadata": dict[str, Any]()}, cache.data_backend
-        given = {"prompt_embeds": torch.arange(24.0).reshape(1, 3, 8), "attention_mask": torch.ones(1, 3)}
-
-        def answer(*_args: Any, **_more: Any) -> Any:
-            return given
-
-        cache._live_tested, cache._encode_text_batch = True, answer
-        files.made.clear()
-        own(cache, [record], False, False, False, False, None, False)
-        del cache._encode_text_batch
-        written, name = live.unpack(*files.made.values()), cache.hash_prompt_with_path(record)
-        files.test("TextEmbeddingCache", name, written, lambda: own(cache, [record], True, False, True, False, None, False))
+        encode = lambda some: own(self, some, False, is_validation, False, is_negative_prompt, None, False)  # noqa: E731
+        kind, prompts = f"{is_validation} {is_negative_prompt}", self.prompt_records if prompt_records is None else prompt_records
+        _make_text(self, prompts, kind, encode, self.split_prompt_records_between_processes if split_between_processes else None)
+    return own(self, prompt_records, True, is_validation, True, is_negative_prompt, progress_callback, False) if return_concat else None
 
 
 @adapter.replace(TEXT, "TextEmbeddingCache.encode_dropout_caption")
-def _make_dropout(own: Any, self: Any) -> None:
-    _make_text(self, "dropout", [{"prompt": "", "key": ""}], lambda _records: own(self))
-
-
 @adapter.replace(TEXT, "TextEmbeddingCache.encode_validation_negative_prompt")
-def _make_negative(own: Any, self: Any, negative_prompt: str) -> Any:
-    record = {"prompt": negative_prompt, "key": negative_prompt}
-    _make_text(self, "negative", [record], lambda _records: own(self, negative_prompt))
-    return self.load_from_cache(self.hash_prompt_with_path(record))
+def _make_one(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    [prompt] = [*args, *kwargs.values()] or [""]
+    _make_text(self, [prompt], own.__name__, lambda _records: own(self, *args, **kwargs))
+    return self.load_from_cache(self.hash_prompt_with_path({"prompt": prompt, "key": prompt}))
 
 
 @adapter.replace(VAE, "VAECache.__init__")
@@ -142,65 +78,39 @@ def _begin_latents(own: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     own(self, *args, **kwargs)
     if self.dataset_type == "audio":
         raise live.Refused(f"the data set {self.id!r} is of audio, which this adapter does not know")
-    self.cache_data_backend, self._live_digests = live.ByName(self.cache_data_backend), dict[str, str]()
+    self._live_wanted, settings = {}, (self.model.config, import_module(_STATE).StateTracker.get_args())
+    files = self.cache_data_backend = live.ByName(self.cache_data_backend, "latents", settings, _OF_LATENTS, _NO_VALUES)
+    name = self.generate_vae_cache_filename("a picture.png")[0]
+    files.test("VAECache", lambda value: files.torch_save(value, name), lambda: self.retrieve_from_cache("a picture.png"))
 
 
-def _name_latents(cache: Any, path: str) -> Any:
-    """Return the name of a picture's latents, which knows its key."""
-    if path not in cache._live_digests:
-        _digest(cache, [path])
-    if pairs := [train for train, paired in _state().get_conditioning_mappings() if paired == cache.id]:
+def _latents(cache: Any, paths: Sequence[str]) -> dict[str, Any]:
+    state = import_module(_STATE).StateTracker
+    if pairs := [train for train, paired in state.get_conditioning_mappings() if paired == cache.id]:
         raise live.Refused(f"the data set {cache.id!r} conditions {pairs[0]!r}, which decides its crops: this adapter does not know that")
-    config: Any = _state().get_data_backend_config(data_backend_id=cache.id) or {}
-    how: Any = {field: value for field, value in config.items() if field not in _NO_CONFIG}
-    its: Any = _state().get_metadata_by_filepath(path, data_backend_id=cache.id, search_dataset_types=cache._metadata_search_types)
-
-    def facts() -> Any:
-        cache.vae.to(cache.accelerator.device, dtype=cache._cache_vae_dtype())  # as before it encodes
-        return _facts(cache.model, cache._cache_vae_dtype(), cache.dataset_type, cache.num_video_frames)
-
-    encoder = cache.cache_data_backend.depends_on([cache.vae], facts)
-    key = cs.key("simpletuner latents", encoder, json.dumps([how, its], sort_keys=True, default=str), cache._live_digests[path])
-    return cache.cache_data_backend.named(cache.generate_vae_cache_filename(path)[0], key)
-
-
-def _digest(cache: Any, paths: Sequence[str]) -> None:
-    backend = cache.image_data_backend
-    others = {} if backend.type == "local" else {path: hashlib.sha256(backend.read(path)).hexdigest() for path in paths}
-    cache._live_digests.update(others or live.digests(paths))
-
-
-@adapter.replace(VAE, "VAECache.already_cached")
-def _is_cached(_own: Any, self: Any, filepath: str) -> bool:
-    return self.cache_data_backend.exists(_name_latents(self, filepath))
+    dtype, backend, files, wanted = cache._cache_vae_dtype(), cache.image_data_backend, cache.cache_data_backend, {}
+    vae = cache.vae and cache.vae.to(cache.accelerator.device, dtype=dtype)  # as before it encodes
+    how = files.depends_on([vae], type(cache.model).__qualname__, str(dtype), cache.dataset_type, cache.num_video_frames)
+    config = live.settings(state.get_data_backend_config(data_backend_id=cache.id) or {}, others=_NO_CONFIG)
+    for path, digest in live.digests(paths, None if backend.type == "local" else backend.read).items():
+        its = state.get_metadata_by_filepath(path, data_backend_id=cache.id, search_dataset_types=cache._metadata_search_types)
+        key = cs.key("simpletuner latents", how, json.dumps([config, live.settings(its or {})]), digest)
+        wanted[path] = (key, {"id": path, "path": path, "name": cache.generate_vae_cache_filename(path)[0]})
+    return wanted
 
 
 @adapter.replace(VAE, "VAECache.discover_unprocessed_files")
 def _discover(own: Any, self: Any) -> Any:
-    import torch
-
-    probe, value = f"{_TEST}.png", torch.arange(24.0).reshape(2, 3, 4)
-    self.cache_data_backend.test("VAECache", self.generate_vae_cache_filename(probe)[0], value, lambda: self.retrieve_from_cache(probe))
-    found: Any = own(self)
-    _digest(self, found)
-    keys = {path: _name_latents(self, path).key for path in found}
-    lacking = {*live.current().store.missing([*keys.values()])}
-    live.current().make("latents", [(key, {"id": path}) for path, key in keys.items() if key not in lacking], dict)
-    self.local_unprocessed_files = [path for path in found if keys[path] in lacking]
+    self._live_wanted = _latents(self, own(self))
+    self.local_unprocessed_files = [item["path"] for item in self.cache_data_backend.lacking([*self._live_wanted.values()])]
     return self.local_unprocessed_files
 
 
 @adapter.replace(VAE, "VAECache.encode_images")
-def _encode(own: Any, self: Any, images: Sequence[Any], filepaths: Sequence[str], load_from_cache: bool = True) -> Any:
-    names = [None if path.startswith(_TEST) else _name_latents(self, path) for path in filepaths]
-    pairs = zip(names, filepaths, images, strict=True)
-    wanted = [(name.key, {"id": path, "image": image}) for name, path, image in pairs if name is not None and image is not None]
-
-    def encode(batch: Sequence[Any]) -> Mapping[Any, Any]:
-        with _watched(self.model):
-            made = own(self, [item["image"] for _key, item in batch], [item["id"] for _key, item in batch], False)
-        return {key: live.pack(value) for (key, _item), value in zip(batch, made, strict=True)}
-
-    if wanted:
-        live.current().make("latents", wanted, encode, batch_size=len(wanted))
-    return own(self, [None] * len(images) if wanted else images, filepaths, True)
+def _encode(own: Any, self: Any, images: Sequence[Any], filepaths: Sequence[str], load_from_cache: bool) -> Any:
+    known, given = self._live_wanted, {path: image for path, image in zip(filepaths, images, strict=True) if image is not None}
+    if given:
+        known.update(_latents(self, [path for path in given if path not in known]))
+        encode = lambda items: own(self, [given[one["path"]] for one in items], [one["path"] for one in items], False)  # noqa: E731
+        self.cache_data_backend.make([known[path] for path in given], encode, batch_size=len(given))
+    return own(self, [None] * len(images) if given else images, filepaths, True)

@@ -63,6 +63,7 @@ class Trainer:
             Path(path).write_bytes(bytes(range(number, number + 16)))
         self.state = importlib.import_module("simpletuner.helpers.training.state_tracker").StateTracker
         self.state.args, self.state.config, self.state.mappings = self.config, {"crop": True, "repeats": 2}, []
+        self.state.images = self.paths
         self.state.metadata = {path: {"crop_coordinates": [0, 0]} for path in self.paths}
         self.records = [self.record(f"caption {number}", f"{number}.png") for number in range(3)]
         self.kind = "image"
@@ -78,7 +79,8 @@ class Trainer:
 
     def vae_cache(self):
         accelerator = SimpleNamespace(device="cpu")
-        return importlib.import_module(VAE).VAECache("data", Model(self), self.vae, accelerator, self.backend(), self.paths, self.kind)
+        cache = importlib.import_module(VAE).VAECache
+        return cache("data", Model(self), self.vae, accelerator, None, None, self.backend(), dataset_type=self.kind)
 
     def texts(self, records=None, **how):
         """Start, and make text. Returns the cache, and what was encoded."""
@@ -227,6 +229,33 @@ def test_a_reader_that_transposes_text_is_found_before_anything_is_encoded(train
     assert trainer.encoded == []
 
 
+def test_a_model_that_shortens_text_for_the_cache_and_pads_it_when_read_is_not_refused(trainer, monkeypatch):
+    monkeypatch.setattr(Model, "pack_text_embeddings_for_cache", lambda _self, made: made | {"prompt_embeds": made["prompt_embeds"][:, :2]})
+    pad = torch.nn.functional.pad
+    monkeypatch.setattr(
+        Model, "unpack_text_embeddings_from_cache", lambda _self, read: read | {"prompt_embeds": pad(read["prompt_embeds"], (0, 0, 0, 1))}
+    )
+    cache, _encoded = trainer.texts()
+    read = cache.compute_prompt_embeddings_with_model([trainer.records[1]])["prompt_embeds"]
+    assert torch.equal(read[:, :2], Model(trainer).encode(["caption 1"], False)["prompt_embeds"][:, :2])
+    assert read.shape == (1, 3, 5)
+
+
+def test_what_a_record_says_besides_the_caption_makes_text_anew(trainer):
+    trainer.texts()
+    trainer.records[1]["metadata"]["lyrics"] = "la la"
+    assert trainer.texts()[1] == ["caption 1"]
+    trainer.records[1]["metadata"] |= {"image_path": "/elsewhere/1.png", "data_backend_id": "other"}
+    assert trainer.texts()[1] == []
+
+
+def test_pictures_that_are_not_on_this_machine_are_read_for_their_digests(trainer, monkeypatch):
+    monkeypatch.setattr(Trainer, "backend", lambda self: SimpleNamespace(id="text", type="aws", read=lambda path: Path(path).read_bytes()))
+    assert trainer.latents()[1] == 3
+    Path(trainer.paths[0]).write_bytes(bytes(range(40, 56)))
+    assert trainer.latents()[1] == 1
+
+
 def test_latents_are_made_once_and_read_as_they_were_made(trainer):
     cache, made = trainer.latents()
     assert made == 3
@@ -248,7 +277,7 @@ def test_a_replaced_picture_or_another_crop_is_encoded_alone(trainer):
 
 def test_what_latents_depend_on_makes_them_anew(trainer):
     trainer.latents()
-    trainer.state.config = {"crop": True, "repeats": 3}
+    trainer.state.config, trainer.config.tokenizer_max_length = {"crop": True, "repeats": 3}, 64
     assert trainer.latents()[1] == 0
     trainer.state.config = {"crop": False, "repeats": 3}
     assert trainer.latents()[1] == 3
@@ -275,6 +304,9 @@ def test_a_reader_that_transposes_latents_is_found_before_anything_is_encoded(tr
     with pytest.raises(Refused, check=tells_of("self-test", "VAECache")):
         trainer.latents()
     assert trainer.pictures == 0
+    with pytest.raises(Refused, check=tells_of("self-test", "VAECache")):
+        trainer.texts()  # which come before latents
+    assert trainer.encoded == []
 
 
 def test_a_writer_that_is_not_replaced_is_found(trainer):

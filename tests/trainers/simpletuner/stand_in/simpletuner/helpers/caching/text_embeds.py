@@ -12,7 +12,7 @@ class TextEmbeddingCache:
         self.id, self.data_backend, self.model, self.split = called, data_backend, model, split
         self.text_encoders, self.tokenizers = model.text_encoders, model.tokenizers
         self.text_cache_ondemand = self._requires_path_based_keys = False
-        self.prompt_records = []
+        self.prompt_records, self.accelerator, self.cache_dir = [], None, "cache"
 
     def _normalize_prompt_records(self, prompts):
         return [dict(one) if isinstance(one, dict) else {"prompt": one, "key": one, "metadata": {}} for one in prompts]
@@ -28,6 +28,9 @@ class TextEmbeddingCache:
     def save_to_cache(self, filename, embeddings):
         """Save text."""
         self.data_backend.torch_save(self.model.pack_text_embeddings_for_cache(embeddings), filename)
+
+    def wait_for_pending_writes(self):
+        """Wait for a thread that writes. Here is none."""
 
     def load_from_cache(self, filename):
         """Load text."""
@@ -58,7 +61,7 @@ class TextEmbeddingCache:
     ):
         """Make text, or load it."""
         found = []
-        for record in prompt_records:
+        for record in self._normalize_prompt_records(prompt_records):
             name = self.hash_prompt_with_path(record)
             if load_from_cache:
                 found.append(self.load_from_cache(name))

@@ -1,6 +1,7 @@
 """A stand-in of SimpleTuner's module, with bodies of our own: latents that follow from a picture's bytes and crop."""
 
 import os
+from importlib import import_module
 
 import torch
 
@@ -8,9 +9,21 @@ import torch
 class VAECache:
     """Makes, saves and loads latents."""
 
-    def __init__(self, called, model, vae, accelerator, backend, paths, dataset_type="image"):
-        self.id, self.model, self.vae, self.accelerator, self.paths = called, model, vae, accelerator, paths
-        self.image_data_backend = self.cache_data_backend = backend
+    def __init__(
+        self,
+        called,
+        model,
+        vae,
+        accelerator,
+        metadata_backend,
+        instance_data_dir,
+        image_data_backend,
+        *,
+        cache_dir="vae",
+        dataset_type="image",
+    ):
+        self.id, self.model, self.vae, self.accelerator, self.cache_dir = called, model, vae, accelerator, cache_dir
+        self.image_data_backend = self.cache_data_backend = image_data_backend
         self.dataset_type, self.num_video_frames, self.vae_cache_ondemand = dataset_type, None, False
         self._metadata_search_types, self.dtype = ["image"], torch.float32
 
@@ -20,7 +33,7 @@ class VAECache:
     def generate_vae_cache_filename(self, filepath):
         """Return the file of a picture's latents."""
         base = os.path.basename(filepath) + ".pt"
-        return os.path.join("vae", base), base
+        return os.path.join(self.cache_dir, base), base
 
     def already_cached(self, filepath):
         """Whether there is a file."""
@@ -29,7 +42,7 @@ class VAECache:
     def discover_unprocessed_files(self):
         """Return pictures without a file."""
         self.cache_data_backend.list_files(instance_data_dir="vae", file_extensions=["pt"])
-        self.local_unprocessed_files = list(self.paths)
+        self.local_unprocessed_files = list(import_module("simpletuner.helpers.training.state_tracker").StateTracker.images)
         return self.local_unprocessed_files
 
     def process(self, size=2):

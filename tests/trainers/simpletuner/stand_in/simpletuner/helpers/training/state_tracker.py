@@ -8,6 +8,7 @@ class StateTracker:
     config: dict = {}
     metadata: dict = {}
     mappings: list = []
+    images: list = []
 
     @classmethod
     def get_args(cls):
