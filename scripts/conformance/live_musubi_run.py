@@ -1,0 +1,238 @@
+"""Runs the real scripts of musubi-tuner for Wan 2.1, caching and training, with its cache in a store, and compares with its own files.
+
+Usage: python scripts/conformance/live_musubi_run.py CHECKOUT [--work FOLDER] [--packages FOLDER ...]
+
+Models are tiny and random: a copy of the checkout has smaller numbers in it, and nothing else is changed. `--packages` are folders that go
+on PYTHONPATH: the versions that the trainer's pyproject.toml asks for, and torchvision (`pip install --no-deps --target`). Caching runs by
+`python -m cachestore.live`, training by `cachestore live -- accelerate launch`. Prints what it saw, and exits 1 at the first difference.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+
+import torch
+from conformance import live_sd_scripts_models as models
+from safetensors.torch import load_file
+
+import cachestore as cs
+
+_MODULES = "src/musubi_tuner/wan/modules"
+SIZES = {
+    f"{_MODULES}/t5.py": [
+        (r"vocab_size=256384", "vocab_size=300"),
+        (r"dim=4096", "dim=32"),
+        (r"dim_attn=4096", "dim_attn=32"),
+        (r"dim_ffn=10240", "dim_ffn=64"),
+        (r"num_heads=64", "num_heads=2"),
+        (r"encoder_layers=24", "encoder_layers=2"),
+    ],
+    f"{_MODULES}/vae.py": [(r"dim=96", "dim=8")],
+    f"{_MODULES}/model.py": [(r"text_dim=4096", "text_dim=32")],
+    "src/musubi_tuner/wan/configs/wan_t2v_1_3B.py": [
+        (r"dim = 1536", "dim = 48"),
+        (r"ffn_dim = 8960", "ffn_dim = 64"),
+        (r"num_heads = 12", "num_heads = 2"),
+        (r"num_layers = 30", "num_layers = 2"),
+    ],
+}
+PICTURES, STEPS = 8, 4
+
+
+class Differs(Exception):
+    """Something is not as it must be."""
+
+
+@dataclass
+class Seen:
+    """What one start did: caching latents, caching text, training."""
+
+    losses: list[str]
+    batches: list[Any]
+    latents: int
+    """How many were encoded."""
+    text: int
+    lines: list[str]
+    """What we say at the end of each script."""
+
+    def encoded(self) -> tuple[int, int]:
+        """Return how many latents and texts were encoded."""
+        return self.latents, self.text
+
+
+@dataclass
+class Bench:
+    """A folder with everything that runs need."""
+
+    work: Path
+    packages: Sequence[str]
+    number: int = 0
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return the variables of a run."""
+        path = os.pathsep.join([*self.packages, str(self.work / "checkout" / "src"), str(HERE.parents[1])])
+        fixed = {"PYTHONPATH": path, "HF_HOME": str(self.work / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        return os.environ | fixed | {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", "ACCELERATE_USE_CPU": "true"} | more
+
+    def prepare(self, checkout: Path) -> None:
+        """Make the copy of the checkout, models, tokenizers and pictures."""
+        models.shrink(checkout, self.work / "checkout", SIZES)
+        for name, seed in (("models", "0"), ("models2", "1")):
+            make = [sys.executable, str(HERE / "live_musubi_watch.py"), "--models", str(self.work / name), seed]
+            subprocess.run(make, env=self.environment(), check=True)
+        make = [sys.executable, "-c", "import sys; from live_sd_scripts_models import *; make_tokenizers(Path(sys.argv[1]))"]
+        subprocess.run([*make, str(self.work / "tokenizers")], env=self.environment(), cwd=HERE, check=True)
+        hub = self.work / "hub" / "hub" / "models--Wan-AI--Wan2.1-T2V-14B"
+        shutil.copytree(self.work / "tokenizers" / "google_t5-v1_1-xxl", hub / "snapshots" / "0" / "google" / "umt5-xxl")
+        (hub / "refs").mkdir()
+        (hub / "refs" / "main").write_text("0")
+        models.make_pictures(self.work / "pictures", PICTURES)
+
+    def data(self, name: str) -> Path:
+        """Return the configuration of a new data set with pictures."""
+        folder = self.work / "data" / name
+        shutil.copytree(self.work / "pictures", folder / "pictures")
+        general = '[general]\nresolution = [128, 128]\ncaption_extension = ".txt"\nbatch_size = 1\nenable_bucket = true\n'
+        dataset = f'[[datasets]]\nimage_directory = "{folder}/pictures"\ncache_directory = "{folder}/cache"\n'
+        (folder / "cats.toml").write_text(general + dataset)
+        return folder / "cats.toml"
+
+    def command(self, config: Path, what: str, of: Path, *extra: str) -> list[str]:
+        """Return the words of a script: latents, text or train."""
+        scripts = {"latents": "wan_cache_latents.py", "text": "wan_cache_text_encoder_outputs.py", "train": "wan_train_network.py"}
+        script = [str(HERE / "live_musubi_watch.py"), str(self.work / "checkout" / scripts[what]), "--dataset_config", str(config)]
+        if what != "train":
+            models_of = {"latents": ["--vae", str(of / "vae.safetensors")], "text": ["--t5", str(of / "t5.safetensors")]}[what]
+            return [*script, *models_of, "--batch_size", "1", *extra]
+        options: Mapping[str, Any] = {
+            "dit": of / "dit.safetensors",
+            "task": "t2v-1.3B",
+            "mixed_precision": "no",
+            "network_module": "networks.lora_wan",
+            "network_dim": 2,
+            "optimizer_type": "AdamW",
+            "learning_rate": "1e-3",
+            "max_train_steps": STEPS,
+            "seed": 7,
+            "max_data_loader_n_workers": 2,
+            "output_dir": self.work / "out" / str(self.number),
+            "output_name": "x",
+        }
+        return [*script, *(f"--{name}={value}" for name, value in options.items()), "--sdpa", "--persistent_data_loader_workers"]
+
+    def begin(self, config: Path, what: str, store: Path | None, *extra: str, models_of: str = "models", **watch: str) -> "subprocess.Popen[str]":
+        """Start a script: with its own cache if `store` is None."""
+        self.number += 1
+        out = self.work / "out" / str(self.number)
+        out.mkdir(parents=True)
+        words = self.command(config, what, self.work / models_of, *extra)
+        front = [] if store is None else ["-m", "cachestore.live", "musubi", "--store", str(store)]
+        command = [sys.executable, *front, *words]
+        if what == "train":
+            launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no"]
+            written = [] if store is None else [sys.executable, "-m", "cachestore", "live", "musubi", "--store", str(store), "--"]
+            command = [*written, sys.executable, *launch, "--dynamo_backend=no", *words]
+        environment = self.environment(WATCH=str(out), **watch)
+        folder = self.work / "checkout"
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, config: Path, what: str, store: Path | None, *extra: str, **how: Any) -> tuple[Mapping[str, Any], str]:
+        """Run a script to its end, and return what was seen and our line."""
+        process = self.begin(config, what, store, *extra, **how)
+        out, log = self.work / "out" / str(self.number), process.communicate()[0]
+        if process.returncode:
+            raise Differs(f"{what}: exit code {process.returncode}:\n" + "\n".join(log.splitlines()[-30:]))
+        found = [line for line in log.splitlines() if line.startswith("cachestore.live: ")]
+        return json.loads((out / "seen-0.json").read_text()), found[-1].removeprefix("cachestore.live: ") if found else ""
+
+    def start(self, config: Path, store: Path | None, *extra: str, **how: Any) -> Seen:
+        """Cache latents and text, and train."""
+        latents, first = self.run(config, "latents", store, *extra, **how)
+        text, second = self.run(config, "text", store, *extra, **how)
+        trained, third = self.run(config, "train", store)
+        there = list((config.parent / "cache").rglob("*.safetensors"))
+        if store is not None and there:
+            raise Differs(f"cache files on the disk: {there[:2]}")
+        encoded = latents["encoded"]["latents"], text["encoded"]["text"]
+        return Seen(trained["losses"], trained["batches"], *encoded, [first, second, third])
+
+
+def expect(what: str, found: object, wanted: object) -> None:
+    """Raise Differs unless both are equal."""
+    if found != wanted:
+        raise Differs(f"{what}: {found!r:.600}, and not {wanted!r:.600}")
+
+
+def same_files(config: Path, store: Path) -> int:
+    """Compare each tensor of the trainer's own cache files with the store's; return how many."""
+    count = 0
+    with cs.open(store) as opened:
+        files = opened.files("musubi/files")
+        found = {Path(path).name: path for path in opened.dataset("musubi/files").ids}
+        own = {path.name: load_file(path) for path in (config.parent / "cache").glob("*.safetensors")}
+        expect("names of files", sorted(found), sorted(own))
+        for name, theirs in own.items():
+            ours = files.load(found[name])
+            expect(f"tensors of {name}", sorted(ours), sorted(theirs))
+            for part, tensor in theirs.items():
+                expect(f"{part} of {name}", ours[part].dtype, tensor.dtype)
+                expect(f"{part} of {name} is equal", torch.equal(ours[part], tensor), True)
+                count += 1
+    return count
+
+
+SKIP = "--skip_existing"
+
+
+def case_bits(bench: Bench) -> str:
+    """First and second start against its own."""
+    theirs, ours, store = bench.data("own"), bench.data("live"), bench.work / "store"
+    own, again = bench.start(theirs, None, SKIP), bench.start(theirs, None, SKIP)
+    first, second = bench.start(ours, store, SKIP), bench.start(ours, store, SKIP)
+    expect("own: encoded", (own.encoded(), again.encoded()), ((PICTURES, PICTURES), (0, 0)))
+    expect("live: encoded", (first.encoded(), second.encoded()), ((PICTURES, PICTURES), (0, 0)))
+    expect("first start", (first.losses, first.batches), (own.losses, own.batches))
+    expect("second start", (second.losses, second.batches), (again.losses, again.batches))
+    expect("number of losses", len(second.losses), STEPS)
+    count = same_files(theirs, store)
+    losses = ", ".join(f"{float.fromhex(one):.4f}" for one in second.losses)
+    return f"{count} tensors equal to its files; second start: 0 encodes, 0 cache files, {STEPS} losses equal ({losses}); {second.lines}"
+
+
+CASES: dict[str, Callable[[Bench], str]] = {"bits": case_bits}
+
+
+def main() -> int:
+    """Run the cases."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("live-musubi"))
+    parser.add_argument("--packages", nargs="*", default=[], type=os.path.abspath)
+    parser.add_argument("--only", nargs="*", choices=sorted(CASES))
+    chosen = parser.parse_args()
+    bench = Bench(chosen.work.resolve(), chosen.packages)
+    bench.prepare(chosen.checkout)
+    for name, case in CASES.items():
+        begun = time.monotonic()
+        try:
+            reported = case(bench)
+        except Differs as error:
+            print(f"{name:8} DIFFERS {error}", flush=True)
+            return 1
+        print(f"{name:8} ok      {reported} [{time.monotonic() - begun:.0f} s]", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
