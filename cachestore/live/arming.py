@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from cachestore.core.errors import BadInput
+from cachestore.core.ranks import discover
 from cachestore.core.words import did_you_mean
 from cachestore.live.adapter import Adapter, refuse
 
@@ -103,20 +104,18 @@ def arm(setting: Setting, *, is_first: bool = True) -> None:
         sys.path.append(setting.home)  # what its functions import later lies there too
     adapter = load_adapter(setting.adapter)
     _armed.append((setting, adapter))
-    sys.meta_path.insert(0, _Hook(adapter, says=is_first and os.environ.get("RANK", "0") == "0"))
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and adapter.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
-            adapter.plug_into(module)
-    spawn.get_preparation_data = carry(spawn.get_preparation_data)
-    # A fork server would run the main script before anything arms it.
-    multiprocessing.set_forkserver_preload([])
+    says = is_first and discover(os.environ).rank in {0, None}
+    for one in (adapter, _POOLS):
+        sys.meta_path.insert(0, _Hook(one, says=says))
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, ModuleType) and one.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+                one.plug_into(module)
+    spawn.get_preparation_data = _carry(spawn.get_preparation_data)
+    _preload_nothing(multiprocessing)
 
 
-def carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return `get_preparation_data` of `multiprocessing.spawn`, or of a library like it, such that who reads its result is armed.
-
-    adapter.change("multiprocess.spawn", "get_preparation_data")(live.carry)
-    """
+def _carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return `get_preparation_data` of `multiprocessing.spawn`, or of its copy in `multiprocess`, such that who reads its result is armed."""
 
     @wraps(own)
     def prepared(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -124,6 +123,18 @@ def carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         return {"sys.path": _Paths(), "cachestore.live": armed(), **own(*args, **kwargs)}
 
     return prepared
+
+
+def _preload_nothing(server: Any) -> Any:
+    # A fork server would run the main script before anything arms it.
+    server.set_forkserver_preload([])
+    return server
+
+
+_POOLS: Final = Adapter("multiprocess")
+"""For the library whose processes dill pickles: it is a copy of `multiprocessing`."""
+_POOLS.change("multiprocess.spawn", "get_preparation_data", optional=True)(_carry)
+_POOLS.change("multiprocess.forkserver", "_forkserver", optional=True)(_preload_nothing)
 
 
 def warnings() -> list[str]:

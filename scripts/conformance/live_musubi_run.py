@@ -22,7 +22,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
+import numpy as np
 import torch
+from PIL import Image
 from conformance import live_sd_scripts_models as models
 from safetensors.torch import load_file
 
@@ -210,7 +212,59 @@ def case_bits(bench: Bench) -> str:
     return f"{count} tensors equal to its files; second start: 0 encodes, 0 cache files, {STEPS} losses equal ({losses}); {second.lines}"
 
 
-CASES: dict[str, Callable[[Bench], str]] = {"bits": case_bits}
+def case_changes(bench: Bench) -> str:
+    """What each change makes both encode: the trainer's own rules, which look at names alone."""
+    both, reported = [(bench.data("changes-own"), None), (bench.data("changes-live"), bench.work / "store-changes")], list[str]()
+    for config, store in both:
+        bench.start(config, store, SKIP)
+
+    def after(what: str, latents: int, text: int, *extra: str, **how: Any) -> None:
+        own, ours = (bench.start(config, store, *extra, **how) for config, store in both)
+        expect(f"encoded after {what}", (own.encoded(), ours.encoded()), ((latents, text),) * 2)
+        expect(f"trained after {what}", (ours.losses, ours.batches), (own.losses, own.batches))
+        reported.append(f"{what}: {latents} + {text}")
+
+    for config, store in both:
+        (config.parent / "pictures" / "picture_003.txt").write_text("another caption")
+        remove(config, store, "picture_003_wan_te.safetensors")
+    after("one caption, and its file removed", 0, 1, SKIP)
+    for config, store in both:
+        make_picture(config.parent / "pictures" / "picture_006.png", (140, 130), 9)
+        remove(config, store, "picture_006_0140x0130_wan.safetensors")
+    after("one picture, and its file removed", 1, 0, SKIP)
+    for config, _store in both:
+        make_picture(config.parent / "pictures" / "picture_006.png", (130, 150), 9)
+    after("one picture of another size", 1, 0, SKIP)
+    for config, _store in both:
+        (config.parent / "pictures" / "picture_004.txt").write_text("yet another caption")
+        make_picture(config.parent / "pictures" / "picture_005.png", (70, 200), 10)
+    after(f"a caption and a picture with {SKIP}", 0, 0, SKIP)
+    after("the same without", PICTURES, PICTURES)
+    after(f"another VAE and T5 with {SKIP}", 0, 0, SKIP, models_of="models2")
+    after("the same without", PICTURES, PICTURES, models_of="models2")
+    for config, store in both:
+        made = bench.run(config, "latents", store, "--vae_dtype=float32", models_of="models2")[0]
+        expect("encoded in another precision", made["encoded"]["latents"], PICTURES)
+    after("another precision of the VAE", 0, 0, SKIP)
+    return f"latents + text encoded by both, trained alike, after {'; '.join(reported)}"
+
+
+def make_picture(path: Path, size: tuple[int, int], seed: int) -> None:
+    """Make a picture of a width and a height."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def remove(config: Path, store: Path | None, name: str) -> None:
+    """Remove a cache file, as a user would."""
+    path = config.parent / "cache" / name
+    if store is None:
+        path.unlink()
+    else:
+        subprocess.run([sys.executable, "-m", "cachestore", "forget", str(store), str(path)], check=True, stdout=subprocess.DEVNULL)
+
+
+CASES: dict[str, Callable[[Bench], str]] = {"bits": case_bits, "changes": case_changes}
 
 
 def main() -> int:
@@ -223,7 +277,7 @@ def main() -> int:
     chosen = parser.parse_args()
     bench = Bench(chosen.work.resolve(), chosen.packages)
     bench.prepare(chosen.checkout)
-    for name, case in CASES.items():
+    for name, case in ((name, CASES[name]) for name in CASES if not chosen.only or name in chosen.only):
         begun = time.monotonic()
         try:
             reported = case(bench)
