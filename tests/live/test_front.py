@@ -124,6 +124,24 @@ def test_every_process_of_a_trainer_is_armed_before_it_runs_the_script(place, ki
     assert last(err) == ["cachestore.live: the trainer asked for no cached value"]
 
 
+POOLS = """
+import multiprocess, sys
+from toylib import Cache
+def child(x): return Cache().load(x)
+if __name__ == "__main__":
+    for kind in sys.argv[1:]:
+        with multiprocess.get_context(kind).Pool(1) as pool: print(kind, pool.map(child, "a"))
+"""
+
+
+@pytest.mark.slow
+def test_pools_of_the_copy_of_multiprocessing_that_dill_pickles_for_are_armed(place):
+    pytest.importorskip("multiprocess")
+    kinds = ["fork", "spawn", "forkserver"]
+    code, out, err = run(place, script(place, POOLS), *kinds)
+    assert (code, out) == (0, [f"{kind} ['ours a']" for kind in kinds]), err
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "line"),
     [
