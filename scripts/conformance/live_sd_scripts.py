@@ -169,7 +169,8 @@ class Bench:
         watch = {"WATCH": str(out), "WATCH_START": start, "WATCH_KILL": kill, "ACCELERATE_USE_CPU": "true", **variables}
         begun = time.monotonic()
         if launcher:
-            launch = ["-m", "torch.distributed.run", "--max-restarts=1", f"--nproc_per_node={ranks}", f"--master_port={free_port()}"]
+            launch = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=1", f"--nproc_per_node={ranks}"]
+            watch |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else gloo's ranks look for those of before a restart, whatever they run
             if launcher == "accelerate":
                 launch = ["-m", "accelerate.commands.launch", "--num_machines=1", "--dynamo_backend=no", f"--num_processes={ranks}"]
                 launch += [f"--mixed_precision={how.get('precision', 'no')}", f"--main_process_port={free_port()}"]
