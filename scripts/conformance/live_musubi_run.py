@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -264,7 +265,30 @@ def remove(config: Path, store: Path | None, name: str) -> None:
         subprocess.run([sys.executable, "-m", "cachestore", "forget", str(store), str(path)], check=True, stdout=subprocess.DEVNULL)
 
 
-CASES: dict[str, Callable[[Bench], str]] = {"bits": case_bits, "changes": case_changes}
+def case_killed(bench: Bench) -> str:
+    """Four processes cache at once, as its ranks would, and one is killed while it does: nothing is torn, and all is there."""
+    config, store, reported = bench.data("killed"), bench.work / "store-killed", list[str]()
+    for what in ("latents", "text"):
+        kills = [{}, {}, {}, {"WATCH_KILL": what}]
+        processes = [bench.begin(config, what, store, **kill) for kill in kills]
+        logs = [process.communicate(timeout=400)[0] for process in processes]
+        codes = [process.returncode for process in processes]
+        if codes[:3] != [0, 0, 0]:
+            raise Differs(f"exit codes {codes}:\n" + "\n".join(logs[0].splitlines()[-30:]))
+        expect("exit code of the fourth", codes[3], -signal.SIGKILL)
+        with cs.open(store) as opened:
+            there = [path for path in opened.dataset("musubi/files").ids if path.endswith("_te.safetensors") == (what == "text")]
+            reported.append(f"{what}: {sum(bool(opened.files('musubi/files').load(path)) for path in there)} of {PICTURES} there")
+            expect(f"{what} after the kill", len(there), PICTURES)
+    verify = subprocess.run([sys.executable, "-m", "cachestore", "verify", str(store)], capture_output=True, text=True, check=False)
+    expect("verify", verify.returncode, 0)
+    again = bench.start(config, store, SKIP)
+    expect("encoded by the next start", again.encoded(), (0, 0))
+    expect("losses", len(again.losses), STEPS)
+    return f"one of 4 killed while it caches: {'; '.join(reported)}, 0 torn; next start: 0 encodes, {STEPS} losses"
+
+
+CASES: dict[str, Callable[[Bench], str]] = {"bits": case_bits, "changes": case_changes, "killed": case_killed}
 
 
 def main() -> int:

@@ -2,8 +2,8 @@
 
 Usage: python live_musubi_watch.py SCRIPT ARGS...        or, in the checkout with small sizes:        python live_musubi_watch.py --models FOLDER SEED
 
-WATCH: a folder; WATCH_KILL: after how many pictures this process kills itself. Folders are listed in the order of their names, as the
-trainer's own files come in that of the file system.
+WATCH: a folder; WATCH_KILL: latents or text, whose third value makes this process kill itself. Folders are listed in the order of names,
+as the trainer's own files come in that of the file system.
 """
 # The trainer's modules are in its checkout.
 # pyright: basic, reportMissingImports=false
@@ -53,18 +53,20 @@ def main() -> None:
     from musubi_tuner.wan.modules import t5, vae
 
     seen: dict[str, Any] = {"losses": [], "encoded": {"latents": 0, "text": 0}, "batches": []}
-    kill = int(os.environ.get("WATCH_KILL", "0"))
     listed, own_encode, own_text, own_add = glob.glob, vae.WanVAE.encode, t5.T5EncoderModel.__call__, train_utils.LossRecorder.add
     glob.glob = lambda *args, **options: sorted(listed(*args, **options))
 
-    def encode(self: Any, videos: Any) -> Any:
-        seen["encoded"]["latents"] += len(videos)
-        if kill and seen["encoded"]["latents"] > kill:
+    def count(part: str, number: int) -> None:
+        seen["encoded"][part] += number
+        if os.environ.get("WATCH_KILL") == part and seen["encoded"][part] > 2:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def encode(self: Any, videos: Any) -> Any:
+        count("latents", len(videos))
         return own_encode(self, videos)
 
     def text(self: Any, texts: Any, device: Any) -> Any:
-        seen["encoded"]["text"] += len(texts)
+        count("text", len(texts))
         return own_text(self, texts, device)
 
     def add(self: Any, *, epoch: int, step: int, loss: float) -> Any:
