@@ -115,7 +115,7 @@ def arm(setting: Setting, *, is_first: bool = True) -> None:
 
 
 def _carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return `get_preparation_data` of `multiprocessing.spawn`, or of its copy in `multiprocess`, such that who reads its result is armed."""
+    """Return `get_preparation_data` of `multiprocessing.spawn`, or of its copy in `multiprocess`: who reads what it returns is armed."""
 
     @wraps(own)
     def prepared(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -25,8 +25,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 import numpy as np
 import torch
-from PIL import Image
 from conformance import live_sd_scripts_models as models
+from PIL import Image
 from safetensors.torch import load_file
 
 import cachestore as cs
@@ -134,7 +134,9 @@ class Bench:
         }
         return [*script, *(f"--{name}={value}" for name, value in options.items()), "--sdpa", "--persistent_data_loader_workers"]
 
-    def begin(self, config: Path, what: str, store: Path | None, *extra: str, models_of: str = "models", **watch: str) -> "subprocess.Popen[str]":
+    def begin(
+        self, config: Path, what: str, store: Path | None, *extra: str, models_of: str = "models", **watch: str
+    ) -> "subprocess.Popen[str]":
         """Start a script: with its own cache if `store` is None."""
         self.number += 1
         out = self.work / "out" / str(self.number)

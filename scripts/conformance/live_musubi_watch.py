@@ -1,6 +1,7 @@
 """Runs a script of musubi-tuner as it is, and writes down its losses, how much each encoder encoded, and what training read.
 
-Usage: python live_musubi_watch.py SCRIPT ARGS...        or, in the checkout with small sizes:        python live_musubi_watch.py --models FOLDER SEED
+Usage: python live_musubi_watch.py SCRIPT ARGS...
+   or, to make models: python live_musubi_watch.py --models FOLDER SEED
 
 WATCH: a folder; WATCH_KILL: latents or text, whose third value makes this process kill itself. Folders are listed in the order of names,
 as the trainer's own files come in that of the file system.
@@ -90,8 +91,10 @@ def main() -> None:
         Path(os.environ["WATCH"], f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
-def _digest(tensor: Any) -> str:
-    return hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode() + tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+def _digest(tensor: torch.Tensor) -> str:
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -26,10 +26,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from conformance.trainers import DRIVERS, Case, Driver, differing, make_source, manifest, quiet, tiny_model
 from conformance.trainers_code import use_checkout
 
-ADAPTERS = ("sd-scripts", "musubi")
+ADAPTERS = ("sd-scripts", "musubi", "ai-toolkit")
 _LOADERS = ("fork",)
 """Workers of other start methods would need the stand-ins of modules, which they do not import."""
-_ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+_PATHS = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _PATHS))}
 
 
 def _driver(trainer: str, checkout: Path) -> Driver:

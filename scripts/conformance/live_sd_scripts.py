@@ -154,7 +154,7 @@ class Bench:
         launcher: str = "",
         kill: str = "",
         in_memory: bool = False,
-        variables: Mapping[str, str] = {},  # noqa: B006 - it is not changed
+        variables: Mapping[str, str] = {},
         **how: Any,
     ) -> Seen:
         """Run a script, with its own cache if `store` is None: by accelerate, by torchrun, or forked from here."""
