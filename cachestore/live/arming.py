@@ -164,7 +164,8 @@ class _Hook(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not self.adapter.may_concern(fullname):
             return None
-        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        after = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another hook of ours is among them, and asks those after itself
+        finders = [finder for finder in after if hasattr(finder, "find_spec")]
         spec = next((found for finder in finders if (found := finder.find_spec(fullname, path, target)) is not None), None)
         loader = None if spec is None else spec.loader
         if spec is None or loader is None:

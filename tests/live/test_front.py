@@ -24,6 +24,7 @@ def load(own, self, path): return "ours " + path
 def plain(own, x):
     import beside  # as late as a function may import
     return own(x) + 1
+adapter.change("extensions.*", "np", optional=True)(lambda own: own)
 """
 LIBRARY = """
 def plain(x): return x
@@ -132,6 +133,12 @@ if __name__ == "__main__":
     for kind in sys.argv[1:]:
         with multiprocess.get_context(kind).Pool(1) as pool: print(kind, pool.map(child, "a"))
 """
+
+
+def test_a_module_whose_name_looks_like_one_of_each_adapter_is_looked_for_as_ever(place):
+    code, _out, err = run(place, script(place, "import toylib, xml.spawn\n"))
+    assert code == 1
+    assert "ModuleNotFoundError: No module named 'xml.spawn'" in err
 
 
 @pytest.mark.slow
