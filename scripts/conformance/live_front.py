@@ -143,7 +143,7 @@ def main() -> int:
             if not fits or done.returncode != row.code or row.says not in done.stderr:
                 print(f"{name}: exit code {done.returncode}, {armed}, {ends} lines at the end\n{done.stdout}\n{done.stderr}")
                 return 1
-            print(f"| {name} | {f"{row.ranks} of {row.ranks}" if row.ranks else "none started"} | {first} |", flush=True)
+            print(f"| {name} | {f'{row.ranks} of {row.ranks}' if row.ranks else 'none started'} | {first} |", flush=True)
     return 0
 
 

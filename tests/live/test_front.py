@@ -141,6 +141,13 @@ def test_a_module_whose_name_looks_like_one_of_each_adapter_is_looked_for_as_eve
     assert "ModuleNotFoundError: No module named 'xml.spawn'" in err
 
 
+def test_a_folder_that_is_a_package_without_code_is_none_that_came_past_the_imports(place):
+    (place / "trainer" / "extensions" / "inner").mkdir(parents=True)
+    code, _out, err = run(place, script(place, "import toylib, extensions.inner\n"))
+    assert code == 0
+    assert "warning" not in err
+
+
 @pytest.mark.slow
 def test_pools_of_the_copy_of_multiprocessing_that_dill_pickles_for_are_armed(place):
     pytest.importorskip("multiprocess")
