@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachestore.live.adapter import Adapter as Adapter
     from cachestore.live.adapter import Refused as Refused
-    from cachestore.live.arming import carry as carry
     from cachestore.live.by_name import ByName as ByName
     from cachestore.live.facts import KeyFields as KeyFields
     from cachestore.live.facts import digests as digests
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "adapter": "Adapter Refused",
-    "arming": "carry",
     "by_name": "ByName",
     "facts": "KeyFields digests fingerprint ids_of precision settings",
     "named_files": "NamedFiles",

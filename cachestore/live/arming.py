@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from cachestore.core.errors import BadInput
+from cachestore.core.ranks import discover
 from cachestore.core.words import did_you_mean
 from cachestore.live.adapter import Adapter, refuse
 
@@ -103,20 +104,18 @@ def arm(setting: Setting, *, is_first: bool = True) -> None:
         sys.path.append(setting.home)  # what its functions import later lies there too
     adapter = load_adapter(setting.adapter)
     _armed.append((setting, adapter))
-    sys.meta_path.insert(0, _Hook(adapter, says=is_first and os.environ.get("RANK", "0") == "0"))
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and adapter.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
-            adapter.plug_into(module)
-    spawn.get_preparation_data = carry(spawn.get_preparation_data)
-    # A fork server would run the main script before anything arms it.
-    multiprocessing.set_forkserver_preload([])
+    says = is_first and discover(os.environ).rank in {0, None}
+    for one in (adapter, _POOLS):
+        sys.meta_path.insert(0, _Hook(one, says=says))
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, ModuleType) and one.concerns(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+                one.plug_into(module)
+    spawn.get_preparation_data = _carry(spawn.get_preparation_data)
+    _preload_nothing(multiprocessing)
 
 
-def carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return `get_preparation_data` of `multiprocessing.spawn`, or of a library like it, such that who reads its result is armed.
-
-    adapter.change("multiprocess.spawn", "get_preparation_data")(live.carry)
-    """
+def _carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return `get_preparation_data` of `multiprocessing.spawn`, or of its copy in `multiprocess`: who reads what it returns is armed."""
 
     @wraps(own)
     def prepared(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -126,12 +125,27 @@ def carry(own: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     return prepared
 
 
+def _preload_nothing(server: Any) -> Any:
+    # A fork server would run the main script before anything arms it.
+    server.set_forkserver_preload([])
+    return server
+
+
+_POOLS: Final = Adapter("multiprocess")
+"""For the library whose processes dill pickles: it is a copy of `multiprocessing`."""
+_POOLS.change("multiprocess.spawn", "get_preparation_data", optional=True)(_carry)
+_POOLS.change("multiprocess.forkserver", "_forkserver", optional=True)(_preload_nothing)
+
+
 def warnings() -> list[str]:
     """What the armed process was not armed for: modules with plug points that came past Python's import system, or none at all."""
     if not _armed:
         return []
     adapter = _armed[0][1]
-    past = [name for name in sorted({*sys.modules} - adapter.plugged) if adapter.concerns(name)]
+    others = ((name, module) for name, module in sorted(sys.modules.items()) if name not in adapter.plugged and adapter.concerns(name))
+    past = [
+        name for name, module in others if getattr(module, "__file__", None) is not None or not hasattr(module, "__path__")
+    ]  # no folder
     found = [f"{name} was not loaded by an import: nothing of it was replaced" for name in past]
     if not past and not adapter.plugged:
         found = [f"this process imported nothing that the {adapter.name} adapter replaces: it ran without the store"]
@@ -153,7 +167,8 @@ class _Hook(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not self.adapter.may_concern(fullname):
             return None
-        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        after = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another hook of ours is among them, and asks those after itself
+        finders = [finder for finder in after if hasattr(finder, "find_spec")]
         spec = next((found for finder in finders if (found := finder.find_spec(fullname, path, target)) is not None), None)
         loader = None if spec is None else spec.loader
         if spec is None or loader is None:

@@ -26,10 +26,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from conformance.trainers import DRIVERS, Case, Driver, differing, make_source, manifest, quiet, tiny_model
 from conformance.trainers_code import use_checkout
 
-ADAPTERS = ("sd-scripts", "musubi")
+ADAPTERS = ("sd-scripts", "musubi", "ai-toolkit")
 _LOADERS = ("fork",)
 """Workers of other start methods would need the stand-ins of modules, which they do not import."""
-_ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+_PATHS = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _PATHS))}
 
 
 def _driver(trainer: str, checkout: Path) -> Driver:
@@ -52,6 +53,8 @@ def _size_of(path: str) -> tuple[int, int]:
         return picture.size
 
 
+_NO_CACHE = {".aitk_size.json"}
+"""What trainers note about the pictures themselves."""
 _LACKING = ("toml", "voluptuous", "torchvision", "imagesize", "einops")
 
 
@@ -66,7 +69,7 @@ def inside(trainer: str, checkout: Path, case_name: str, *paths: Path) -> None:
     of_workers: dict[str, float] = {}
     for method in _LOADERS if trainer == "sd-scripts" else ():
         of_workers[method] = _by_workers(driver, case, folder, method)
-    written = sorted(str(path) for path in {path for path in folder.rglob("*") if path.is_file()} - before)
+    written = sorted(str(path) for path in {path for path in folder.rglob("*") if path.is_file()} - before if path.name not in _NO_CACHE)
     out.write_bytes(pickle.dumps({"loaded": loaded, "encoded": driver.encoded, "written": written, "workers": of_workers}))
 
 
@@ -140,7 +143,7 @@ def _refused(command: list[str], case: Case, data: Path, trainer: str) -> list[s
         before = path.read_bytes() if path.exists() else None
         path.write_bytes((data / source).read_bytes() if source else b"other words")
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=_ENVIRONMENT)
-        reported = next((line for line in done.stderr.splitlines() if line.startswith("cachestore.live: error:")), "")
+        reported = next((line for line in done.stderr.splitlines() if "cachestore.live: error:" in line), "")  # behind a bar of progress
         if done.returncode != 2 or f"/{Path(name).stem}_" not in reported or "--again" not in reported:
             sys.exit(f"{trainer} {case.name}: {what} was not refused ({done.returncode}): {reported or done.stderr[-2000:]}")
         print(f"{what}: {reported}", file=sys.stderr)

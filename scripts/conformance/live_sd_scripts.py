@@ -14,6 +14,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ import cachestore as cs
 SCRIPTS = {"flux": "flux_train_network.py", "sdxl": "sdxl_train_network.py"}
 PICTURES = 8
 STEPS = 4
+_SECONDS = 400
+"""How long a run may take."""
 
 
 class Differs(Exception):
@@ -147,12 +151,13 @@ class Bench:
         workers: int = 0,
         start: str = "",
         checkout: Path | None = None,
-        accelerate: bool = False,
-        kill: int = 0,
+        launcher: str = "",
+        kill: str = "",
         in_memory: bool = False,
+        variables: Mapping[str, str] = {},
         **how: Any,
     ) -> Seen:
-        """Run a script: with its own cache if `store` is None."""
+        """Run a script, with its own cache if `store` is None: by accelerate, by torchrun, or forked from here."""
         self.number += 1
         out = self.work / "out" / str(self.number)
         out.mkdir(parents=True)
@@ -161,24 +166,44 @@ class Bench:
         script += [f"--max_data_loader_n_workers={workers}"]
         script += [] if in_memory else ["--cache_latents_to_disk", "--cache_text_encoder_outputs_to_disk"]
         front = [] if store is None else ["-m", "cachestore.live", "sd-scripts", "--store", str(store), "--name", f"sd-scripts/{family}"]
-        watch = {"WATCH": str(out), "WATCH_START": start, "WATCH_KILL": str(kill), "ACCELERATE_USE_CPU": "true"}
+        watch = {"WATCH": str(out), "WATCH_START": start, "WATCH_KILL": kill, "ACCELERATE_USE_CPU": "true", **variables}
         begun = time.monotonic()
-        if accelerate:
-            launch = ["-m", "accelerate.commands.launch", "--num_machines=1", "--dynamo_backend=no", f"--num_processes={ranks}"]
-            launch += [f"--mixed_precision={how.get('precision', 'no')}", "--cpu"]
+        if launcher:
+            launch = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=1", f"--nproc_per_node={ranks}"]
+            watch |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else gloo's ranks look for those of before a restart, whatever they run
+            if launcher == "accelerate":
+                launch = ["-m", "accelerate.commands.launch", "--num_machines=1", "--dynamo_backend=no", f"--num_processes={ranks}"]
+                launch += [f"--mixed_precision={how.get('precision', 'no')}", f"--main_process_port={free_port()}"]
+                launch += ["--cpu"] if ranks == 1 else ["--multi_gpu"]  # torch's launcher, and its ranks are on CPUs
             with (out / "log-0").open("w") as log:
                 command = [self.python, *launch, *front, *script]
-                codes = [subprocess.call(command, cwd=folder, env=self.environment(**watch), stdout=log, stderr=log)]
+                codes = [subprocess.call(command, cwd=folder, env=self.environment(**watch), stdout=log, stderr=log, timeout=_SECONDS)]
         else:
             watch |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
             watch |= {"ACCELERATE_MIXED_PRECISION": str(how.get("precision", "no"))}
             of = [watch | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else watch for rank in range(ranks)]
             started = [forked([*front, *script], self.environment(**one), folder, out / f"log-{n}") for n, one in enumerate(of)]
-            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in started]
+            codes = ended_within(started, _SECONDS)
         log = (out / "log-0").read_text(errors="replace")
         line = next((line for line in reversed(log.splitlines()) if line.startswith("cachestore.live: ")), "")
         seen = [json.loads(path.read_text()) for path in sorted(out.glob("seen-*.json"))]
         return Seen(codes[0], line, seen, log, time.monotonic() - begun)
+
+
+def ended_within(started: Sequence[int], seconds: float) -> list[int]:
+    """Wait for processes, and return their exit codes. Raises Differs if one still runs then."""
+    codes, deadline = dict[int, int](), time.monotonic() + seconds
+    while len(codes) < len(started):
+        for pid in [pid for pid in started if pid not in codes]:
+            ended_pid, status = os.waitpid(pid, os.WNOHANG)
+            if ended_pid:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            for pid in [pid for pid in started if pid not in codes]:
+                os.kill(pid, signal.SIGKILL)
+            raise Differs(f"{len(started) - len(codes)} of {len(started)} processes still run after {seconds:.0f} s")
+        time.sleep(0.05)
+    return [codes[pid] for pid in started]
 
 
 def forked(arguments: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
@@ -285,7 +310,7 @@ def same_values(data: Path, store: Path, family: str) -> int:
 def case_bits(bench: Bench, family: str) -> str:
     """First and second start against the trainer's own."""
     theirs, ours, store = bench.data(f"own-{family}"), bench.data(f"live-{family}"), bench.work / f"store-{family}"
-    how: dict[str, Any] = {"accelerate": bench.accelerate}
+    how: dict[str, Any] = {"launcher": "accelerate" if bench.accelerate else ""}
     own = [ended(bench.run(family, theirs, None, **how)) for _ in range(2)]
     first, second = ended(bench.run(family, ours, store, **how)), ended(bench.run(family, ours, store, **how))
     expect("first start", first.trained(), own[0].trained())
@@ -342,7 +367,7 @@ def case_workers(bench: Bench, family: str) -> str:
     theirs, data, store = bench.work / "data" / f"own-{family}", bench.work / "data" / f"live-{family}", bench.work / f"store-{family}"
     reported = []
     own = ended(bench.run(family, theirs, None, workers=2, start="fork"))
-    for start, extra in (("fork", []), ("fork", ["--persistent_data_loader_workers"]), ("spawn", []), ("forkserver", [])):
+    for start, extra in product(("fork", "spawn", "forkserver"), ([], ["--persistent_data_loader_workers"])):
         run = ended(bench.run(family, data, store, *extra, workers=2, start=start))
         expect(f"{start}", run.trained(), own.trained())
         expect("encoded", run.encoded(), {})
@@ -351,26 +376,61 @@ def case_workers(bench: Bench, family: str) -> str:
 
 
 def case_ranks(bench: Bench, family: str) -> str:
-    """Two ranks, and one that is killed while it caches."""
-    data = bench.data(f"ranks-{family}", like=f"live-{family}")
+    """Two ranks by each launcher, and one that is killed while torchrun caches: it starts both again."""
     theirs = bench.work / "data" / f"own-{family}"
     own = ended(bench.run(family, theirs, None, ranks=2))
-    run = ended(bench.run(family, data, bench.work / "store-ranks", ranks=2))
-    expect("two ranks", run.trained(), own.trained())
-    fractions = [one["encoded"] for one in run.seen]
-    again = ended(bench.run(family, data, bench.work / "store-ranks", ranks=2))
-    expect("encoded by the second start", again.encoded(), {})
-    killed = bench.run(family, data, bench.work / "store-killed", ranks=2, kill=1)
-    with cs.open(bench.work / "store-killed") as store:
-        rows = store.dataset(f"sd-scripts/{family}/latents")
-        keys = [rows[name]["value"] for name in rows.ids]
-        expect("latents after rank 1 was killed", sum(not isinstance(key, list) and key in store for key in keys), PICTURES)
-    after = ended(bench.run(family, data, bench.work / "store-killed", ranks=2))
-    expect("after the kill", after.trained(), own.trained())
-    no_cache_files(data)
-    made = {part: made for part, (_, made) in after.counts().items()}
-    kill = f"rank 1 killed at its 2nd latent (rank 0 ended with {killed.code}): {PICTURES} of {PICTURES} latents there"
-    return f"fractions {fractions}; {kill}, then encoded {made}"
+    reported = []
+    for launcher, kill in (("", ""), ("accelerate", ""), ("torchrun", ""), ("torchrun", "T5EncoderModel")):
+        name = f"{launcher or 'no launcher'}{', rank 1 killed' if kill else ''}"
+        data, store = bench.data(f"ranks-{name}-{family}", like=f"live-{family}"), bench.work / f"store-{name}"
+        run = ended(bench.run(family, data, store, ranks=2, launcher=launcher, kill=kill))
+        expect(name, run.trained(), own.trained())
+        again = ended(bench.run(family, data, store, ranks=2, launcher=launcher))
+        expect(f"encoded by the second start, {name}", again.encoded(), {})
+        no_cache_files(data)
+        reported.append(f"{name}: latents {' + '.join(str(one['encoded'].get('AutoEncoder', 0)) for one in run.seen)}")
+    return f"losses and batches equal to its own, second start 0 encodes, with {'; '.join(reported)}"
+
+
+def case_killed(bench: Bench, family: str) -> str:
+    """Four ranks, one of which is killed while it makes latents, and one while it makes text: the others finish all."""
+    theirs = bench.work / "data" / f"own-{family}"
+    own, reported = ended(bench.run(family, theirs, None, ranks=4)), []
+    for kind, parts in (("AutoEncoder", ["latents"]), ("T5EncoderModel", ["latents", "text"])):
+        data, store = bench.data(f"killed-{kind}-{family}", like=f"live-{family}"), bench.work / f"store-killed-{kind}"
+        killed = bench.run(family, data, store, ranks=4, kill=kind)
+        expect(f"ranks that were killed in {kind}", 4 - len(killed.seen), 1)
+        with cs.open(store) as opened:
+            for part in parts:
+                rows = opened.dataset(f"sd-scripts/{family}/{part}")
+                keys = [rows[name]["value"] for name in rows.ids]
+                expect(f"{part} after the kill in {kind}", sum(not isinstance(key, list) and key in opened for key in keys), PICTURES)
+        verify = subprocess.run([bench.python, "-m", "cachestore", "verify", str(store)], capture_output=True, text=True, check=False)
+        expect("verify", verify.returncode, 0)
+        after = ended(bench.run(family, data, store, ranks=4))
+        expect(f"after the kill in {kind}", after.trained(), own.trained())
+        made = {part: made for part, (_, made) in after.counts().items()}
+        expect("encoded after the kill", made, {"latents": 0, "text": 0 if "text" in parts else PICTURES})
+        again = ended(bench.run(family, data, store, ranks=4))
+        expect("encoded by the start after that", again.encoded(), {})
+        no_cache_files(data)
+        reported.append(f"in {kind}: {PICTURES} of {PICTURES} {' and '.join(parts)} there, 0 torn, then encoded {made}, then nothing")
+    return f"rank 1 of 4 killed {'; '.join(reported)}"
+
+
+def case_tokenizers(bench: Bench, family: str) -> str:
+    """Encoded and trained in one process with parallel tokenizers, and workers by each way to start them: none hangs."""
+    theirs, reported = bench.work / "data" / f"own-{family}", []
+    how: dict[str, Any] = {"workers": 2, "variables": {"TOKENIZERS_PARALLELISM": "true"}}
+    own = ended(bench.run(family, theirs, None, workers=2, start="fork"))
+    for start in ("fork", "spawn", "forkserver"):
+        for extra in ([], ["--persistent_data_loader_workers"]):
+            data, store = bench.data(f"{start}-{len(extra)}", like=f"live-{family}"), bench.work / f"store-{start}-{len(extra)}"
+            run = ended(bench.run(family, data, store, "--text_encoder_batch_size=4", *extra, start=start, **how))
+            expect(f"{start} latents", [one["latents"] for one in run.seen], [one["latents"] for one in own.seen])
+            expect(f"{start} encoded", run.counts(), {"latents": (0, PICTURES), "text": (0, PICTURES)})
+            reported.append(f"{' '.join([start, *(['persistent'] if extra else [])])} {run.seconds:.0f} s")
+    return f"encoded and trained in one process with TOKENIZERS_PARALLELISM=true, workers by {', '.join(reported)}"
 
 
 def case_datasets(bench: Bench, family: str) -> str:
@@ -488,6 +548,8 @@ CASES = {
     "changes": case_changes,
     "datasets": case_datasets,
     "ranks": case_ranks,
+    "killed": case_killed,
+    "tokenizers": case_tokenizers,
     "workers": case_workers,
 }
 FAMILIES = {"bits": ("flux", "sdxl"), "changes": ("flux", "sdxl")}

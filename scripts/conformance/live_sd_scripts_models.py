@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SIZES = {
@@ -54,10 +55,10 @@ SIZES = {
 """By file of the checkout: what is replaced. Numbers alone."""
 
 
-def shrink(checkout: Path, copy: Path) -> None:
+def shrink(checkout: Path, copy: Path, sizes: Mapping[str, Sequence[tuple[str, str]]] = SIZES) -> None:
     """Copy a checkout, with small sizes. Raises ValueError if one is not there."""
     shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "images", "docs"))
-    for file, pairs in SIZES.items():
+    for file, pairs in sizes.items():
         text = (copy / file).read_text()
         for old, new in pairs:
             text, count = re.subn(old, new, text)

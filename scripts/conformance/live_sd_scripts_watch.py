@@ -3,7 +3,8 @@
 Its draws follow from what is drawn for: so two runs draw alike.
 
 Usage: python live_sd_scripts_watch.py SCRIPT ARGS...
-WATCH: a folder; WATCH_START: how DataLoader's workers are started; WATCH_KILL: after how many latents rank 1 kills itself.
+WATCH: a folder; WATCH_START: how DataLoader's workers are started; WATCH_KILL: the class of an encoder, whose first call makes rank 1 kill
+itself, but not after torchrun has started it again. The other ranks take a second for each call, so that it gets one.
 """
 # The trainer's modules are in its checkout.
 # pyright: basic, reportMissingImports=false
@@ -14,6 +15,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def main() -> None:
 
     seen: dict = {"losses": [], "encoded": {}, "latents": [], "text": [], "from": []}
     rank = os.environ.get("RANK", "0")
-    kill = int(os.environ.get("WATCH_KILL", "0")) if rank == "1" else 0
+    kill = os.environ.get("WATCH_KILL") if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" else None
 
     def noise(mean: "torch.Tensor") -> "torch.Tensor":
         rows = []
@@ -50,8 +52,8 @@ def main() -> None:
         def counted(self, first, *more, **named):
             if not torch.is_grad_enabled():
                 seen["encoded"][kind.__name__] = seen["encoded"].get(kind.__name__, 0) + len(first)
-                if kill and name == "encode" and seen["encoded"][kind.__name__] > kill:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if kind.__name__ == kill:
+                    os.kill(os.getpid(), signal.SIGKILL) if rank == "1" else time.sleep(1)
             return own(self, first, *more, **named)
 
         setattr(kind, name, counted)

@@ -44,6 +44,7 @@ import torch
 
 TRAINERS = {"musubi": "live_musubi", "ai-toolkit": "live_ai_toolkit", "diffusion-pipe": "live_diffusion_pipe"}
 STEPS = 4
+PATHS = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH")]))
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Run:
             "--pictures",
             str(self.pictures),
         ]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, *live, *options], env=environment, check=True)
         return json.loads((out / f"{what}.json").read_text())
 
@@ -111,7 +112,7 @@ class Run:
         own = [str(Path(__file__).resolve()), self.trainer, "--checkout", str(checkout or self.checkout)]
         steps = [word for case in cases for word in ("--step", case)]
         command = [sys.executable, *live, *own, *steps, "--root", str(root), "--out", str(out), *options]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         text, seen = done.stdout + done.stderr, dict[str, Seen]()
         for case in cases:

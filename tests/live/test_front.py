@@ -24,6 +24,7 @@ def load(own, self, path): return "ours " + path
 def plain(own, x):
     import beside  # as late as a function may import
     return own(x) + 1
+adapter.change("extensions.*", "np", optional=True)(lambda own: own)
 """
 LIBRARY = """
 def plain(x): return x
@@ -122,6 +123,37 @@ def test_every_process_of_a_trainer_is_armed_before_it_runs_the_script(place, ki
     assert out[1:] == [f"{kind} {end}" for kind in kinds.split(",") for end in ("pool True", "executor True", "process 4")]
     assert err.count("not in a version that this adapter was tested with") == 1  # not again in each process
     assert last(err) == ["cachestore.live: the trainer asked for no cached value"]
+
+
+POOLS = """
+import multiprocess, sys
+from toylib import Cache
+def child(x): return Cache().load(x)
+if __name__ == "__main__":
+    for kind in sys.argv[1:]:
+        with multiprocess.get_context(kind).Pool(1) as pool: print(kind, pool.map(child, "a"))
+"""
+
+
+def test_a_module_whose_name_looks_like_one_of_each_adapter_is_looked_for_as_ever(place):
+    code, _out, err = run(place, script(place, "import toylib, xml.spawn\n"))
+    assert code == 1
+    assert "ModuleNotFoundError: No module named 'xml.spawn'" in err
+
+
+def test_a_folder_that_is_a_package_without_code_is_none_that_came_past_the_imports(place):
+    (place / "trainer" / "extensions" / "inner").mkdir(parents=True)
+    code, _out, err = run(place, script(place, "import toylib, extensions.inner\n"))
+    assert code == 0
+    assert "warning" not in err
+
+
+@pytest.mark.slow
+def test_pools_of_the_copy_of_multiprocessing_that_dill_pickles_for_are_armed(place):
+    pytest.importorskip("multiprocess")
+    kinds = ["fork", "spawn", "forkserver"]
+    code, out, err = run(place, script(place, POOLS), *kinds)
+    assert (code, out) == (0, [f"{kind} ['ours a']" for kind in kinds]), err
 
 
 @pytest.mark.parametrize(

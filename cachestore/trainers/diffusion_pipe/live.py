@@ -116,4 +116,3 @@ def _cache(own: Any, self: Any, unload_models: bool = True) -> Any:
 
 
 adapter.change("utils.dataset", "Cache")(lambda _own: _Cache)
-adapter.change("multiprocess.spawn", "get_preparation_data")(live.carry)  # it starts its processes by a library of its own
