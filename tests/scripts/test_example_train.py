@@ -45,7 +45,7 @@ def test_the_losses_from_the_store_are_those_of_encoding_on_the_fly(tmp_path, fa
 def test_one_other_caption_is_noticed(tmp_path, family):
     example_train.lay_out(tmp_path / "pictures")
     captions = {path.with_suffix(".png").name: path.read_text() for path in (tmp_path / "pictures").glob("*.txt")}
-    changed = {**captions, "01.png": "a dog"}
+    changed = {**captions, "01.png": "an old red house near quiet water under tall trees"}
     assert captions["01.png"] == "a cat"
     result = compare(family, tmp_path, changed)
     assert not result["ok"]
