@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cachestore.core.ranks import discover
 from cachestore.jobs.start.fill import fill
 from cachestore.live.adapter import refuse
 from cachestore.live.arming import Setting, armed, load_adapter
@@ -77,7 +78,7 @@ class Run:
         """
         count = self._calls[part] = self._calls.get(part, 0) + 1
         name = f"{self.name}/{part}" if count == 1 else f"{self.name}/{part}-{count}"
-        tell = _telling(part) if os.environ.get("RANK", "0") == "0" else None
+        tell = _telling(part) if discover(os.environ).rank in {0, None} else None
         report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name, on_progress=tell)
         self.count(part, report.reused, report.encoded)
         return report

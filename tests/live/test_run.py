@@ -1,6 +1,7 @@
 """The run of an armed process."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,19 @@ def test_it_says_how_far_it_is(run, monkeypatch, capsys):
     monkeypatch.setattr(runs, "_SAYS_SECONDS", 0.0)
     run.fill("text", [(cs.key("a"), "a")], encode, batch_size=1)
     assert "text: 1 of 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("variable", "size"), [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")])
+def test_of_several_ranks_the_first_says_how_far_it_is(run, monkeypatch, variable, size):
+    told = []
+    monkeypatch.setattr(
+        runs, "fill", lambda *_args, on_progress, **_options: told.append(on_progress) or SimpleNamespace(reused=0, encoded=0)
+    )
+    monkeypatch.setenv(size, "2")
+    for rank in "01":
+        monkeypatch.setenv(variable, rank)
+        run.fill("text", [], dict, batch_size=1)
+    assert [one is None for one in told] == [False, True]
 
 
 def test_one_that_fails_is_an_error(run):
