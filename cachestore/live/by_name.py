@@ -128,10 +128,10 @@ class ByName:
         self,
         point: str,
         save: Callable[[Any], object],
-        load: Callable[[], Any],
+        read: Callable[[], Any],
         shown: Callable[[Any], Any] = lambda value: value,
     ) -> None:
-        """Self-test: `load` returns what `save` saves, after it went through a temporary store. `save` gets a made-up tensor `[1, 4, 6]`.
+        """Self-test: `read` returns what `save` saves, after it went through a temporary store. `save` gets a made-up tensor `[1, 4, 6]`.
 
         `shown` is what the trainer makes of a value that it has loaded.
         """
@@ -141,7 +141,7 @@ class ByName:
         [(name, value)] = saved.items()
         self._held[name] = {part: torch.as_tensor(array) for part, array in round_trip(pack(value)).items()}
         try:
-            check_same(point, shown(value), load())
+            check_same(point, shown(value), read())
         finally:
             del self._held[name]
 
