@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from cachestore.children.kinds import TRAINER_CHECK
     from cachestore.children.start import reason_of, start
+    from cachestore.live.check import NOT_NEEDED, THERE, UNTOLD
 
     checkout = arguments.path or "."
     if not os.path.isdir(checkout):  # noqa: PTH112 - its text is shown as it was given
@@ -78,9 +79,16 @@ def _check(arguments: argparse.Namespace) -> int:
     if "error" in found:
         raise BadUsage(found["error"])
     points: list[dict[str, Any]] = found["points"]
-    fits = all(point["state"] == "there" for point in points)
+    states: list[str] = [point["state"] for point in points]
+    wrong = [state for state in states if state not in {THERE, NOT_NEEDED}]
+    fits = not wrong and THERE in states
     lines = [f"{point['module']} {point['name']}: {point['state']}" for point in points]
     versions = {point["module"]: point["version"] for point in points if point["version"]}
     lines += [f"note: {name} is not in a version that the adapter was tested with ({digest})" for name, digest in versions.items()]
-    lines += ["the adapter fits this checkout" if fits else "the adapter does not fit this checkout: a run would end with 2"]
+    if fits:
+        lines += ["the adapter fits this checkout"]
+    elif all(state.startswith(UNTOLD) for state in wrong):
+        lines += ["it cannot be told here whether the adapter fits: run this in the trainer's own environment, which has these packages"]
+    else:
+        lines += ["the adapter does not fit this checkout: a run would end with 2"]
     return tell(arguments, {"fits": fits, **found}, lines, is_ok=fits, otherwise=USAGE)

@@ -15,6 +15,9 @@ from cachestore.live.arming import load_adapter
 _BELOW: Final = ("", "src")
 """Where the modules of a checkout begin."""
 THERE: Final = "there"
+NOT_NEEDED: Final = "no module has such a name, and none needs it"
+UNTOLD: Final = "cannot be told"
+"""How the state of a plug point begins whose module needs a package that is not installed here."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 def _states(adapter: Adapter, checkout: str) -> Iterator[dict[str, object]]:
     for point in adapter.points:
         for name in _modules(point, checkout) or [point.module]:
-            yield {"module": name, "name": point.name, **_state(adapter, point, name)}
+            yield {"module": name, "name": point.name, **_state(adapter, point, name, checkout)}
 
 
 def _modules(point: PlugPoint, checkout: str) -> list[str]:
@@ -46,11 +49,16 @@ def _modules(point: PlugPoint, checkout: str) -> list[str]:
     return sorted({".".join(file.relative_to(root).with_suffix("").parts) for root, file in files})
 
 
-def _state(adapter: Adapter, point: PlugPoint, name: str) -> dict[str, object]:
+def _state(adapter: Adapter, point: PlugPoint, name: str, checkout: str) -> dict[str, object]:
     if "*" in name:
-        return {"state": THERE if point.is_optional else "missing: no module has such a name", "version": None}
+        return {"state": NOT_NEEDED if point.is_optional else "missing: no module has such a name", "version": None}
     try:
         module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        lacking = str(error.name).partition(".")[0]
+        if lacking == name.partition(".")[0]:
+            return {"state": f"is not in {checkout}: give the folder of a checkout of {adapter.name}", "version": None}
+        return {"state": f"{UNTOLD}: the package {lacking!r} is not installed here ({sys.executable})", "version": None}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stands in the trainer's module
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return {"state": f"cannot be imported: {reason}", "version": None}

@@ -37,6 +37,8 @@ class Run:
         """By part: values that were there, values that this launch made."""
         self._calls: dict[str, int] = {}
         self._once: dict[str, tuple[EncodeOnce, set[Key]]] = {}
+        self._unfinished: dict[str, None] = {}
+        """The parts that are being made, or were when an error or Ctrl-C ended that."""
         """By part: what shares the making of values, and the keys that were asked for."""
 
     @cached_property
@@ -79,7 +81,9 @@ class Run:
         count = self._calls[part] = self._calls.get(part, 0) + 1
         name = f"{self.name}/{part}" if count == 1 else f"{self.name}/{part}-{count}"
         tell = _telling(part) if discover(os.environ).rank in {0, None} else None
+        self._unfinished[part] = None
         report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name, on_progress=tell)
+        del self._unfinished[part]
         self.count(part, report.reused, report.encoded)
         return report
 
@@ -120,9 +124,11 @@ class Run:
     def last_line(self) -> str:
         """What this run took from the store and what it made."""
         parts = [f"{part}: {reused} reused, {encoded} encoded" for part, (reused, encoded) in self.counts.items()]
+        parts += [f"{part}: ended before all was there; start the same again, which encodes the rest" for part in self._unfinished]
         what = "; ".join(parts) if parts else "the trainer asked for no cached value"
-        data_set = f"{self.setting.source!r}, which was only read," if self.setting.source else repr(self.name)
-        return f"{what} (data set {data_set} in {self.setting.store})"
+        made = [repr(f"{self.name}/{part}") for part in (*self._calls, *self._once)] or [repr(self.name)]
+        data_sets = f"{self.setting.source!r}, which was only read," if self.setting.source else " and ".join(made)
+        return f"{what} (data set{'s' if len(made) > 1 else ''} {data_sets} in {self.setting.store})"
 
 
 def _telling(part: str) -> Callable[[Mapping[str, Any]], None]:

@@ -122,7 +122,7 @@ def test_a_check_tells_apart_what_is_missing_what_takes_other_parameters_and_wha
     assert (code, found["fits"]) == (2, False)
     assert [(point["module"], point["name"], point["state"]) for point in found["points"]] == [
         ("toytrainer.cache", "load", "takes (path, dtype), not (path)"),
-        ("toytrainer.kind_a", "encode", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("toytrainer.kind_a", "encode", f"cannot be told: the package 'nowhere_at_all' is not installed here ({sys.executable})"),
         ("toytrainer.cache", "Cache.save", "is missing"),
     ]
 
@@ -133,4 +133,18 @@ def test_a_check_of_no_adapter_or_of_another_folder_ends_with_2(place, run):
     assert "there is no adapter" in run("nothing", "--check", "trainer")[2]
     code, out, _err = run("toyadapter", "--check")
     assert code == 2
-    assert "No module named 'toytrainer'" in out
+    assert out.splitlines() == [
+        "toytrainer.cache load: is not in .: give the folder of a checkout of toy",
+        "toytrainer.kind_* encode: no module has such a name, and none needs it",
+        "toytrainer.cache Cache.save: is not in .: give the folder of a checkout of toy",
+        "the adapter does not fit this checkout: a run would end with 2",
+    ]
+
+
+@pytest.mark.processes
+def test_a_check_without_the_trainers_packages_says_that_it_cannot_be_told(place, run):
+    for module in ("cache", "kind_a"):
+        (place / f"trainer/src/toytrainer/{module}.py").write_text("import nowhere_at_all\n")
+    code, out, _err = run("toyadapter", "--check", "trainer")
+    assert code == 2
+    assert out.splitlines()[-1].startswith("it cannot be told here whether the adapter fits")

@@ -81,3 +81,11 @@ def test_a_reader_that_changes_values_is_found_before_anything_is_encoded(place)
     code, out, line = run(place, "1")
     assert (code, out) == (2, "")
     assert "self-test: painter.caching.Latents.load" in line
+
+
+def test_the_trainers_own_reader_is_tried(place):
+    caching = place / "painter/caching.py"
+    caching.write_text(caching.read_text().replace("np.load(file)", "np.load(file).T"))
+    code, out, line = run(place, "1")
+    assert (code, out) == (2, "")
+    assert "self-test: painter.caching.Latents.load" in line

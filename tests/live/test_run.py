@@ -53,12 +53,13 @@ def test_of_several_ranks_the_first_says_how_far_it_is(run, monkeypatch, variabl
     assert [one is None for one in told] == [False, True]
 
 
-def test_one_that_fails_is_an_error(run):
+def test_one_that_fails_is_an_error_and_the_last_line_says_what_ended_early(run):
     def fails(batch):
         raise ValueError("no")
 
     with pytest.raises(cs.EncodeFailed):
         run.fill("text", [(cs.key("a"), "a")], fails, batch_size=1)
+    assert run.last_line().startswith("text: ended before all was there; start the same again")
 
 
 def test_a_refusal_while_encoding_ends_the_run_and_nothing_is_kept(run, tmp_path):
