@@ -40,6 +40,16 @@ def run(arguments: argparse.Namespace) -> int:
     return tell(arguments, found.as_json(), lines or ["no run has been started here"])
 
 
+def _is_of_a_program(store: Path, name: str) -> bool:
+    """Whether a program publishes this data set, which no command can repeat."""
+    from cachestore.files.paths import Layout
+    from cachestore.store.read.unfinished import list_data_sets
+    from cachestore.store.write.made import has_sources
+
+    layout = Layout.at(store)
+    return name in list_data_sets(layout) and not has_sources(layout, name, if_damaged=True)
+
+
 def _in_words(status: "PassStatus", store: Path) -> list[str]:
     from cachestore.cli.terminal.progress import counts_in_words, failed_once, in_a_line
     from cachestore.store.read.unfinished import again_in
@@ -51,7 +61,7 @@ def _in_words(status: "PassStatus", store: Path) -> list[str]:
         return [f"{title}, generation {status.generation}: {ended}", f"  {counts_in_words(status)}"]
     lines = [f"{title}: {'a run is working on it' if status.at_work else 'not finished'}", f"  {in_a_line(status)}"]
     if not status.at_work:
-        again = f", or {again_in(store, status.name)}" if status.name else ""
+        again = f", or {again_in(store, status.name)}" if status.name and not _is_of_a_program(store, status.name) else ""
         lines.append(f"  no process is working on it: run the same command again{again}; it continues where it stopped")
     lines += [f"  {line}" for line in failed_once(failure for one in status.ranks for failure in one.failures)]
     running = {one.launch for one in status.at_work}

@@ -1,7 +1,9 @@
 """`cachestore status` for a person: what is done, who works on it, and what to do when nobody does."""
 
+import numpy as np
 import pytest
 
+import cachestore as cs
 from cachestore.cli import OK, main
 from cachestore.files.records import decode_record, encode_record
 from cachestore.jobs.share.workers import FORMAT, VERSION, Heartbeat
@@ -32,6 +34,21 @@ def test_a_pass_that_nobody_works_on_says_what_to_do(one, capsys):
     reported = words(one.layout.root, capsys)
     assert reported.startswith("train: not finished\n  0 of 2 values: 0 reused, 0 encoded, 0 failed")
     assert "no process is working on it: run the same command again, or `cachestore precompute --again" in reported
+
+
+def test_of_a_data_set_that_a_program_fills_it_names_no_command(tmp_path, capsys):
+    def encode(batch):
+        if len(batch) > 1:
+            raise cs.BadInput("no")
+        return {key: {"x": np.zeros(1)} for key, _item in batch}
+
+    wanted = [(cs.key(item), item) for item in "abc"]
+    with cs.open(tmp_path / "store", mode="a") as store:
+        cs.fill(store, wanted[:1], encode, batch_size=2, publish_as="own")
+        with pytest.raises(cs.BadInput):
+            cs.fill(store, wanted, encode, batch_size=2, publish_as="own")
+    reported = words(tmp_path / "store", capsys)
+    assert "run the same command again; it continues where it stopped" in reported
 
 
 def test_a_rank_at_work_is_shown_with_its_phase_and_one_that_died_as_gone(one, capsys):
