@@ -312,9 +312,11 @@ def check_lost(store: StoreToCheck) -> Iterator[Finding]:
 
 def check_vanished(store: StoreToCheck) -> Iterator[Finding]:
     """Find a writer's values that were lost with their segment. `check_needed` finds those that a catalog needs."""
-    for digest, keys in vanished_keys(store.layout, store.snapshot).items() if store.may_miss_entries() else ():
+    vanished = vanished_keys(store.layout, store.snapshot) if store.may_miss_entries() else {}
+    needed = store.needed.among({key for keys in vanished.values() for key in keys})
+    for digest, keys in vanished.items():
         where = store.layout.relative(store.layout.segment(digest))
-        for key in sorted({*keys} - store.needed.among(keys).keys()):
+        for key in sorted({*keys} - needed.keys()):
             yield Finding("missing-entry", where, f"entry {key} was lost with {where}, which is missing", "write it again", str(key))
 
 

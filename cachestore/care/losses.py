@@ -14,6 +14,7 @@ from cachestore.core.words import named_prompt
 from cachestore.files.opening import names_in
 from cachestore.files.paths import Layout, damaged, parse_lost
 from cachestore.files.records import read_record
+from cachestore.files.table import Digests
 from cachestore.store.format.arrays import Bytes, Mask, numbers, rows
 from cachestore.store.format.catalog import Catalog, Made, list_names
 from cachestore.store.format.line import list_line
@@ -119,7 +120,8 @@ def needed_samples(layout: Layout, among: Collection[Key]) -> dict[Key, NamedSam
 
 def wanted_keys(layout: Layout, snapshot: Snapshot) -> set[Key]:
     """Every key whose absence `verify` reports: what the newest catalogs need, and what was lost, as far as it can be read."""
-    wanted = set(Needed.of(layout).without(()))
+    needed = keys_needed_by([catalog for _where, catalog in Needed.of(layout).catalogs])
+    wanted = {Key(raw) for raw in Digests(memoryview(needed.tobytes()), KEY_BYTES)}
     for name in filter(parse_lost, names_in(layout.quarantine)):
         with suppress(FormatError, OSError):
             wanted.update(key for key, _sample in still_wanted(layout, read_lost(layout.quarantine / name)))

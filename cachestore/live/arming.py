@@ -143,9 +143,8 @@ def warnings() -> list[str]:
         return []
     adapter = _armed[0][1]
     others = ((name, module) for name, module in sorted(sys.modules.items()) if name not in adapter.plugged and adapter.concerns(name))
-    past = [
-        name for name, module in others if getattr(module, "__file__", None) is not None or not hasattr(module, "__path__")
-    ]  # no folder
+    # a namespace package is a folder, which no import runs
+    past = [name for name, module in others if getattr(module, "__file__", None) is not None or not hasattr(module, "__path__")]
     found = [f"{name} was not loaded by an import: nothing of it was replaced" for name in past]
     if not past and not adapter.plugged:
         found = [f"this process imported nothing that the {adapter.name} adapter replaces: it ran without the store"]

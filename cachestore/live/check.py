@@ -54,12 +54,12 @@ def _state(adapter: Adapter, point: PlugPoint, name: str, checkout: str) -> dict
         return {"state": NOT_NEEDED if point.is_optional else "missing: no module has such a name", "version": None}
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        lacking = str(error.name).partition(".")[0]
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stands in the trainer's module
+        lacking = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
         if lacking == name.partition(".")[0]:
             return {"state": f"is not in {checkout}: give the folder of a checkout of {adapter.name}", "version": None}
-        return {"state": f"{UNTOLD}: the package {lacking!r} is not installed here ({sys.executable})", "version": None}
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever stands in the trainer's module
+        if lacking is not None:
+            return {"state": f"{UNTOLD}: the package {lacking!r} is not installed here ({sys.executable})", "version": None}
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return {"state": f"cannot be imported: {reason}", "version": None}
     return {"state": trouble_of(module, point) or THERE, "version": adapter.version(module)}

@@ -83,7 +83,7 @@ class Run:
         tell = _telling(part) if discover(os.environ).rank in {0, None} else None
         self._unfinished[part] = None
         report = fill(self.store, wanted, encode, batch_size=batch_size, group_by=group_by, strict=True, publish_as=name, on_progress=tell)
-        del self._unfinished[part]
+        self._unfinished.pop(part, None)
         self.count(part, report.reused, report.encoded)
         return report
 
@@ -110,7 +110,9 @@ class Run:
         if part not in self._once:
             self._once.setdefault(part, (EncodeOnce(self.store, publish_as=f"{self.name}/{part}"), set()))
         once, seen = self._once[part]
+        self._unfinished[part] = None
         made = once.make(pairs, encode, batch_size=batch_size)
+        self._unfinished.pop(part, None)
         new = {key for key, _item in pairs} - seen
         seen |= new
         self.count(part, max(0, len(new) - made), made)

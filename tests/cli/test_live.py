@@ -142,6 +142,14 @@ def test_a_check_of_no_adapter_or_of_another_folder_ends_with_2(place, run):
 
 
 @pytest.mark.processes
+def test_a_check_blames_no_package_for_an_import_error_that_names_none(place, run):
+    (place / "trainer/src/toytrainer/kind_a.py").write_text("raise ModuleNotFoundError('a lazy module failed')\n")
+    code, out, _err = run("toyadapter", "--check", "trainer")
+    assert code == 2
+    assert "toytrainer.kind_a encode: cannot be imported: ModuleNotFoundError: a lazy module failed" in out
+
+
+@pytest.mark.processes
 def test_a_check_without_the_trainers_packages_says_that_it_cannot_be_told(place, run):
     for module in ("cache", "kind_a"):
         (place / f"trainer/src/toytrainer/{module}.py").write_text("import nowhere_at_all\n")

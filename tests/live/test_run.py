@@ -62,6 +62,15 @@ def test_one_that_fails_is_an_error_and_the_last_line_says_what_ended_early(run)
     assert run.last_line().startswith("text: ended before all was there; start the same again")
 
 
+def test_of_a_part_that_is_made_in_a_trainers_loop_the_last_line_says_what_ended_early(run):
+    def stopped(batch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.make("text", [(cs.key("a"), {"id": "a"})], stopped)
+    assert run.last_line().startswith("text: ended before all was there; start the same again")
+
+
 def test_a_refusal_while_encoding_ends_the_run_and_nothing_is_kept(run, tmp_path):
     def refuses(batch):
         raise live.Refused("no")

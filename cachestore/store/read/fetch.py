@@ -31,7 +31,7 @@ SHARED_BYTES: Final = 4 << 20
 _LARGE_COPY: Final = 64 * 1024
 """From this size on, it pays to release the GIL while copying out of a memory map."""
 _SHARED_BUFFER: Final = 32 << 20
-"""Most bytes of memory that entries which are read together share. Whoever keeps one of them keeps so much."""
+"""Most bytes of memory that entries which are read together share. To keep one of them keeps so much."""
 _HUGE_PAGES: Final = 4 << 20
 """From so many bytes on, numpy asks for huge pages."""
 _KEPT_BYTES: Final = 128 * 1024

@@ -189,7 +189,7 @@ class Reader:
     def get_many(self, keys: Sequence[AnyKey], *, as_numpy: bool = False) -> list[dict[str, Any]]:
         """Return the tensors of many entries in the order of `keys`, but read in the order of their locations. No keys give an empty list.
 
-        They are writable and the caller's own. Entries of 128 KiB or more share memory of at most 32 MiB: `clone` a tensor that you keep.
+        They are writable and the caller's own. Large entries share memory, 32 MiB at most: `clone` a tensor that you keep.
         Raises MissingEntry with the first missing keys and their count, or CorruptEntry.
         """
         convert = to_numpy if as_numpy else to_torch
